@@ -1,0 +1,1 @@
+"""From collections to training sets and benchmarks; knows nothing of Megatron."""

@@ -1,0 +1,1 @@
+"""The paper's baselines: attention methods as head policies, RankGPT as the generative one."""

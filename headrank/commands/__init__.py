@@ -1,0 +1,71 @@
+"""The `headrank` command: one verb a file, each imported only when it is asked for, so that --help never loads torch."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from headrank import __version__
+from headrank.errors import InputError
+
+# verb -> (module in this package, one line for --help), in the order of the pipeline
+VERBS: dict[str, tuple[str, str]] = {
+    "retrieve": ("retrieve", "first-stage candidates: BM25 over a corpus, as a TREC run"),
+    "pairs": ("pairs", "ALPS: preference pairs of adjacent grades from a collection"),
+    "select-heads": ("select_heads", "score every attention head and keep the best K"),
+    "import-hf": ("import_hf", "Hugging Face model -> Megatron checkpoint"),
+    "export-hf": ("export_hf", "Megatron checkpoint -> Hugging Face model with its heads and a model card"),
+    "rerank": ("rerank", "rerank the candidates of a collection, TREC run in, TREC run out"),
+    "evaluate": ("evaluate", "measures, confidence intervals and paired tests for runs"),
+    "benchmark": ("benchmark", "the paper's benchmarks: list, prepare, run a matrix of models and methods"),
+    "report": ("report", "tables, figures and one page from a directory of results"),
+    "view": ("view", "token-level attention of one query as a self-contained page"),
+    "plan": ("plan", "rehearse a training job without its hardware: memory, FLOPs, traffic, time"),
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The top-level parser; verbs parse their own arguments."""
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {verb:<{width}}  {summary}" for verb, (_, summary) in VERBS.items())
+    parser = argparse.ArgumentParser(
+        prog="headrank",
+        description="Rerank passages from the attention of a few preference-trained heads, without decoding.",
+        epilog=f"verbs:\n{verbs}\n\n'headrank VERB --help' explains a verb. Training is 'torchrun pretrain_headrank.py --help'.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"headrank {__version__}")
+    parser.add_argument("verb", metavar="VERB", choices=list(VERBS), help="what to do, see below")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the verb's own arguments")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; a user's error is one line on stderr and exit code 2."""
+    logging.basicConfig(level=os.environ.get("HEADRANK_LOG", "INFO"), format="%(message)s", stream=sys.stderr)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments:
+        build_parser().print_help()
+        return 0
+    chosen = build_parser().parse_args(arguments[:1])
+    module_name, summary = VERBS[chosen.verb]
+    module = importlib.import_module(f"headrank.commands.{module_name}")
+    parser = argparse.ArgumentParser(
+        prog=f"headrank {chosen.verb}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    module.add_arguments(parser)
+    try:
+        return int(module.run(parser.parse_args(arguments[1:])) or 0)
+    except InputError as error:
+        print(f"headrank {chosen.verb}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"headrank {chosen.verb}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141

@@ -1,0 +1,86 @@
+"""Flags that several verbs share, so that they are spelled and explained the same everywhere."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from headrank.errors import InputError
+from headrank.formats import Collection
+from headrank.prompt import ORDERS, QUERY_ROWS, PromptTemplate
+
+Item = TypeVar("Item")
+
+
+def add_collection_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """--collection DIR, or the single files."""
+    group = parser.add_argument_group("collection")
+    group.add_argument("--collection", metavar="DIR", required=False, help="a folder with queries.tsv, corpus.jsonl[.gz], qrels.txt, run.bm25.txt")
+    group.add_argument("--queries", metavar="FILE", help="queries (id, tab, text) instead of the collection's")
+    group.add_argument("--corpus", metavar="FILE", help="corpus.jsonl or .jsonl.gz instead of the collection's")
+    group.add_argument("--qrels", metavar="FILE", help="TREC judgements instead of the collection's")
+    group.add_argument("--run", metavar="FILE", help="TREC run of candidates instead of the collection's run.bm25.txt")
+    parser.set_defaults(_collection_required=required)
+
+
+def open_collection(args: argparse.Namespace) -> Collection:
+    """The collection that the flags name."""
+    return Collection.open(args.collection, queries=args.queries, corpus=args.corpus, qrels=args.qrels, run=args.run)
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """--model, --device, --dtype."""
+    group = parser.add_argument_group("model")
+    group.add_argument("--model", metavar="M", default="embedded", help="'embedded' (default), a Hugging Face directory or hub name")
+    group.add_argument("--device", default=None, help="cpu, cuda, cuda:1, mps (default: cuda where there is one)")
+    group.add_argument("--dtype", default=None, choices=["float32", "bfloat16", "float16"], help="default: float32 on CPU, else bfloat16")
+
+
+def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
+    """Switches of the prompt; what is not given keeps the value of heads.json or the default."""
+    group = parser.add_argument_group("prompt")
+    group.add_argument("--query-rows", choices=QUERY_ROWS, help="rows of I_q: the query's own tokens, or late instruction through suffix")
+    group.add_argument("--order", choices=ORDERS, help="document order in the prompt: retriever (best first) or reversed (best last)")
+    group.add_argument("--max-words", type=int, metavar="N", help="words kept of each document (default 300)")
+
+
+def prompt_from(args: argparse.Namespace, base: PromptTemplate | None = None) -> PromptTemplate:
+    """The template with the given switches changed."""
+    changes = {name: getattr(args, name) for name in ("query_rows", "order", "max_words") if getattr(args, name, None) is not None}
+    return dataclasses.replace(base or PromptTemplate(), **changes)
+
+
+def resolve_model(name: str) -> str:
+    """A path or hub name that transformers can load; 'embedded' is fetched into the user's cache on first use."""
+    if name != "embedded":
+        return name
+    from data_tools.embedded import embedded_model_directory
+
+    return str(embedded_model_directory())
+
+
+def positive_int(text: str) -> int:
+    """argparse type: an integer of at least one."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def progress(items: Iterable[Item], *, total: int | None = None, description: str = "", unit: str = "it") -> Iterator[Item]:
+    """A progress bar on stderr with rate and remaining time; silent when stderr is not a terminal is tqdm's own choice."""
+    from tqdm import tqdm
+
+    return iter(tqdm(items, total=total, desc=description, unit=unit, dynamic_ncols=True, mininterval=0.5))
+
+
+def read_id_list(path: str) -> set[str]:
+    """Query ids, one a line (or the first column)."""
+    from headrank.formats import read_lines
+
+    ids = {line.split()[0] for _, line in read_lines(path)}
+    if not ids:
+        raise InputError(f"{path}: no query ids; the file is empty")
+    return ids

@@ -1,0 +1,1 @@
+"""Measures, tables, analyses, figures and the token viewer."""

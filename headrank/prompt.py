@@ -1,0 +1,110 @@
+"""The prompt: documents before the query, so that a causal model's query tokens can look back at every document.
+
+One frozen template with named switches; its hash travels in heads.json, in the reference cache and in headrank.json, so
+that heads chosen under one prompt are never used under another without anybody noticing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from headrank.errors import InputError
+
+QUERY_ROWS = ("query", "instruction")
+ORDERS = ("retriever", "reversed")
+_SENTINEL = "\u2063headrank-content\u2063"
+
+
+@dataclass(frozen=True)
+class PromptTemplate:
+    """The layout of ICR and CoRe with its switches.
+
+    ``query_rows`` says which rows are I_q of Eq. 1: the query's own tokens, or everything from the late instruction to
+    the end of the chat suffix (as ICR and QR do). ``order`` is the order of the documents in the prompt.
+    """
+
+    opening: str = " Here are some paragraphs:\n\n"
+    instruction: str = "Please find information that are relevant to the following query in the paragraphs above.\n\nQuery: "
+    calibration_query: str = "N/A"
+    max_words: int = 300
+    query_rows: Literal["query", "instruction"] = "query"
+    order: Literal["retriever", "reversed"] = "retriever"
+    use_chat_template: bool = True
+
+    def __post_init__(self) -> None:
+        if self.query_rows not in QUERY_ROWS:
+            raise InputError(f"prompt: query_rows {self.query_rows!r} is not one of {', '.join(QUERY_ROWS)}")
+        if self.order not in ORDERS:
+            raise InputError(f"prompt: order {self.order!r} is not one of {', '.join(ORDERS)}")
+        if self.max_words < 1:
+            raise InputError(f"prompt: max_words {self.max_words} must be at least 1")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The switches as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> PromptTemplate:
+        """The inverse of ``to_dict``; an unknown switch is an InputError."""
+        unknown = sorted(set(values) - {field.name for field in fields(cls)})
+        if unknown:
+            raise InputError(f"prompt: unknown switch {unknown[0]!r}; was this file written by a newer headrank?")
+        return cls(**values)
+
+    @property
+    def hash(self) -> str:
+        """Twelve hex digits that change when any switch changes."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:12]
+
+    def document_text(self, title: str, text: str) -> str:
+        """A document as it stands in the prompt: title on its own line, at most ``max_words`` words of text."""
+        body = " ".join(text.split()[: self.max_words])
+        title = " ".join(title.split())
+        return f"{title}\n{body}" if title else body
+
+    def prompt_order(self, num_documents: int) -> list[int]:
+        """Retriever ranks (from 0) in the order in which their documents stand in the prompt."""
+        ranks = list(range(num_documents))
+        return ranks if self.order == "retriever" else ranks[::-1]
+
+
+@dataclass(frozen=True)
+class ChatFrame:
+    """What the chat template puts before and after the user's words."""
+
+    before: str
+    after: str
+
+    @classmethod
+    def of(cls, tokenizer: Any, template: PromptTemplate) -> ChatFrame:
+        """Render the tokenizer's chat template around a sentinel; no template means no frame.
+
+        Thinking is switched off for templates that know the switch (Qwen3); the others ignore it.
+        """
+        if not template.use_chat_template or not getattr(tokenizer, "chat_template", None):
+            return cls(_beginning_of_sequence(tokenizer), "")
+        rendered = tokenizer.apply_chat_template(
+            [{"role": "user", "content": _SENTINEL}], tokenize=False, add_generation_prompt=True, enable_thinking=False
+        )
+        before, sentinel, after = rendered.partition(_SENTINEL)
+        if not sentinel:
+            raise InputError("the tokenizer's chat template drops or changes the user's text; set use_chat_template to false")
+        return cls(before, after)
+
+
+def _beginning_of_sequence(tokenizer: Any) -> str:
+    """The BOS token's text where the tokenizer itself would add one, else nothing."""
+    ids = tokenizer("", add_special_tokens=True)["input_ids"]
+    return tokenizer.bos_token if ids and tokenizer.bos_token_id is not None and ids[0] == tokenizer.bos_token_id else ""
+
+
+def neutralise(text: str, special_tokens: Sequence[str]) -> str:
+    """Break the tokenizer's control tokens inside outside text, so that a passage cannot end the user's turn."""
+    for token in special_tokens:
+        if len(token) > 1 and token in text:
+            text = text.replace(token, f"{token[0]} {token[1:]}")
+    return text

@@ -1,0 +1,173 @@
+"""From texts to token ids and index ranges: one batched tokenizer call with offsets, no growing prefixes.
+
+A context becomes one sequence [prefix | query branch | calibration branch]. The prefix (chat opening and documents) is
+shared; each branch is late instruction, query (or the content-free calibration query), chat suffix. The three pieces are
+tokenised apart, so their ids do not depend on each other and the branches really are interchangeable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headrank.errors import InputError
+from headrank.prompt import ChatFrame, PromptTemplate, neutralise
+
+Span = tuple[int, int]  # half-open token range
+
+
+@dataclass(frozen=True)
+class EncodedContext:
+    """One prompt in tokens. Document spans are in prompt order; ``is_shortened`` says that documents were cut to fit."""
+
+    input_ids: np.ndarray  # int32 [S] = prefix, query branch, calibration branch
+    prefix_length: int
+    query_length: int
+    calibration_length: int  # 0 without calibration
+    query_rows: Span  # I_q, absolute indices
+    calibration_rows: Span  # the same rows of the calibration branch, absolute indices
+    document_spans: tuple[Span, ...]
+    is_shortened: bool = False
+
+    @property
+    def length(self) -> int:
+        """Tokens in all three parts."""
+        return len(self.input_ids)
+
+
+class PromptEncoder:
+    """Turns (query, documents) into EncodedContext for one tokenizer and one template."""
+
+    def __init__(self, tokenizer: Any, template: PromptTemplate, max_length: int | None = None, calibrate: bool = True) -> None:
+        """``max_length`` is the model's context; longer prompts have their documents shortened evenly."""
+        if not getattr(tokenizer, "is_fast", False):
+            raise InputError("the tokenizer has no offsets (it is not a fast tokenizer); convert it to tokenizer.json")
+        self.tokenizer, self.template, self.max_length = tokenizer, template, max_length
+        self.frame = ChatFrame.of(tokenizer, template)
+        self._special = [str(token) for token in tokenizer.all_special_tokens]
+        self._calibration = self._branch(template.calibration_query) if calibrate else (np.empty(0, np.int32), (0, 0))
+
+    def encode(self, query: str, documents: Sequence[tuple[str, str]]) -> EncodedContext:
+        """Encode one query with its (title, text) documents in prompt order."""
+        return self.encode_many([(query, documents)])[0]
+
+    def encode_many(self, contexts: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> list[EncodedContext]:
+        """Encode many contexts with one tokenizer call for the prefixes and one for the branches."""
+        for query, documents in contexts:
+            if not query.strip():
+                raise InputError("empty query; give a query with at least one word")
+            if not documents:
+                raise InputError(f"no documents to rank for query {query!r}")
+        prefixes = [self._prefix([self._clean(*document) for document in documents]) for _, documents in contexts]
+        branches = self._branches([query for query, _ in contexts])
+        tokenised = self._tokenise([text for text, _ in prefixes])
+        return [
+            self._join(prefix, tokens, branch) for prefix, tokens, branch in zip(prefixes, tokenised, branches, strict=True)
+        ]
+
+    def _clean(self, title: str, text: str) -> str:
+        return neutralise(self.template.document_text(title, text), self._special)
+
+    def _prefix(self, documents: Sequence[str]) -> tuple[str, list[Span]]:
+        """The prefix text and the character range of every document in it, without its number."""
+        parts, ranges = [self.frame.before, self.template.opening], []
+        position = sum(map(len, parts))
+        for number, document in enumerate(documents, start=1):
+            label = f"[{number}] "
+            ranges.append((position + len(label), position + len(label) + len(document)))
+            parts += [label, document, "\n\n"]
+            position += len(label) + len(document) + 2
+        return "".join(parts), ranges
+
+    def _tokenise(self, texts: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Ids and character offsets [S, 2] of each text."""
+        encoded = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        return [
+            (np.asarray(ids, np.int32), np.asarray(offsets, np.int64).reshape(-1, 2))
+            for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        ]
+
+    def _branch(self, query: str) -> tuple[np.ndarray, Span]:
+        return self._branches([query])[0]
+
+    def _branches(self, queries: Sequence[str]) -> list[tuple[np.ndarray, Span]]:
+        """Ids of instruction + query + chat suffix and the rows of I_q among them, for each query."""
+        instruction = self.template.instruction
+        cleaned = [neutralise(" ".join(query.split()), self._special) for query in queries]
+        texts = [f"{instruction}{query}{self.frame.after}" for query in cleaned]
+        branches = []
+        for query, (ids, offsets) in zip(cleaned, self._tokenise(texts), strict=True):
+            rows = (0, len(ids))
+            if self.template.query_rows == "query":
+                rows = _tokens_in(offsets, len(instruction), len(instruction) + len(query))
+            branches.append((ids, rows))
+        return branches
+
+    def _join(self, prefix: tuple[str, list[Span]], tokens: tuple[np.ndarray, np.ndarray], branch: tuple[np.ndarray, Span]) -> EncodedContext:
+        """Put the three parts together, shortening the documents first when they do not fit the model."""
+        (text, ranges), (prefix_ids, offsets) = prefix, tokens
+        branch_ids, rows = branch
+        calibration_ids, calibration_rows = self._calibration
+        is_shortened = False
+        if self.max_length is not None:
+            room = self.max_length - max(len(branch_ids), len(calibration_ids))
+            if len(prefix_ids) > room:
+                text, ranges, prefix_ids, offsets = self._shorten(text, ranges, prefix_ids, offsets, room)
+                is_shortened = True
+        start = len(prefix_ids)
+        second = start + len(branch_ids)
+        return EncodedContext(
+            input_ids=np.concatenate([prefix_ids, branch_ids, calibration_ids]),
+            prefix_length=start,
+            query_length=len(branch_ids),
+            calibration_length=len(calibration_ids),
+            query_rows=(start + rows[0], start + rows[1]),
+            calibration_rows=(second + calibration_rows[0], second + calibration_rows[1]),
+            document_spans=tuple(_tokens_in(offsets, *span) for span in ranges),
+            is_shortened=is_shortened,
+        )
+
+    def _shorten(
+        self, text: str, ranges: list[Span], ids: np.ndarray, offsets: np.ndarray, room: int
+    ) -> tuple[str, list[Span], np.ndarray, np.ndarray]:
+        """Cut every document to the same number of tokens, the largest that fits ``room``; short ones stay whole."""
+        spans = [_tokens_in(offsets, *span) for span in ranges]
+        lengths = np.array([end - start for start, end in spans])
+        overhead = len(ids) - int(lengths.sum())
+        limit = _even_limit(lengths, room - overhead)
+        while limit >= 1:
+            pieces = []
+            for (first, last), (begin, end) in zip(spans, ranges, strict=True):
+                cut = end if last - first <= limit else int(offsets[first + limit - 1][1])
+                pieces.append(text[begin:cut].rstrip())
+            new_text, new_ranges = self._prefix(pieces)
+            new_ids, new_offsets = self._tokenise([new_text])[0]
+            if len(new_ids) <= room:
+                return new_text, new_ranges, new_ids, new_offsets
+            limit -= max(1, (len(new_ids) - room) // len(spans))  # a cut may split a token in two: take a little more
+        raise InputError(
+            f"{len(ranges)} documents do not fit the model's context of {self.max_length} tokens even at one token each; "
+            "rank fewer documents (--depth)"
+        )
+
+
+def _tokens_in(offsets: np.ndarray, begin: int, end: int) -> Span:
+    """The tokens that overlap the characters [begin, end); an empty range of characters holds no token."""
+    if end <= begin:
+        first = int(np.searchsorted(offsets[:, 0], begin))
+        return first, first
+    first = int(np.searchsorted(offsets[:, 1], begin, side="right"))
+    last = int(np.searchsorted(offsets[:, 0], end, side="left"))
+    return first, max(first, last)
+
+
+def _even_limit(lengths: np.ndarray, room: int) -> int:
+    """The largest t with sum(min(length, t)) <= room; 0 or less when there is none."""
+    low, high = 0, int(lengths.max(initial=0))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if int(np.minimum(lengths, middle).sum()) <= room else (low, middle - 1)
+    return low

@@ -1,0 +1,1 @@
+"""What HeadRank adds to Megatron-Core, by substitution and never by surgery."""
