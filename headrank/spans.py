@@ -17,6 +17,7 @@ from headrank.errors import InputError
 from headrank.prompt import ChatFrame, PromptTemplate, neutralise
 
 Span = tuple[int, int]  # half-open token range
+MIN_DOCUMENT_TOKENS = 8  # a document cut shorter than this says nothing: refuse the list instead
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class EncodedContext:
     calibration_rows: Span  # the same rows of the calibration branch, absolute indices
     document_spans: tuple[Span, ...]
     is_shortened: bool = False
+    document_texts: tuple[str, ...] = ()  # as they stand in the prompt; only when asked for with keep_text
+    token_offsets: tuple[np.ndarray, ...] = ()  # [tokens, 2] characters within its document text; only with keep_text
 
     @property
     def length(self) -> int:
@@ -50,11 +53,13 @@ class PromptEncoder:
         self._special = [str(token) for token in tokenizer.all_special_tokens]
         self._calibration = self._branch(template.calibration_query) if calibrate else (np.empty(0, np.int32), (0, 0))
 
-    def encode(self, query: str, documents: Sequence[tuple[str, str]]) -> EncodedContext:
+    def encode(self, query: str, documents: Sequence[tuple[str, str]], *, keep_text: bool = False) -> EncodedContext:
         """Encode one query with its (title, text) documents in prompt order."""
-        return self.encode_many([(query, documents)])[0]
+        return self.encode_many([(query, documents)], keep_text=keep_text)[0]
 
-    def encode_many(self, contexts: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> list[EncodedContext]:
+    def encode_many(
+        self, contexts: Sequence[tuple[str, Sequence[tuple[str, str]]]], *, keep_text: bool = False
+    ) -> list[EncodedContext]:
         """Encode many contexts with one tokenizer call for the prefixes and one for the branches."""
         for query, documents in contexts:
             if not query.strip():
@@ -65,7 +70,8 @@ class PromptEncoder:
         branches = self._branches([query for query, _ in contexts])
         tokenised = self._tokenise([text for text, _ in prefixes])
         return [
-            self._join(prefix, tokens, branch) for prefix, tokens, branch in zip(prefixes, tokenised, branches, strict=True)
+            self._join(prefix, tokens, branch, keep_text)
+            for prefix, tokens, branch in zip(prefixes, tokenised, branches, strict=True)
         ]
 
     def _clean(self, title: str, text: str) -> str:
@@ -106,7 +112,13 @@ class PromptEncoder:
             branches.append((ids, rows))
         return branches
 
-    def _join(self, prefix: tuple[str, list[Span]], tokens: tuple[np.ndarray, np.ndarray], branch: tuple[np.ndarray, Span]) -> EncodedContext:
+    def _join(
+        self,
+        prefix: tuple[str, list[Span]],
+        tokens: tuple[np.ndarray, np.ndarray],
+        branch: tuple[np.ndarray, Span],
+        keep_text: bool,
+    ) -> EncodedContext:
         """Put the three parts together, shortening the documents first when they do not fit the model."""
         (text, ranges), (prefix_ids, offsets) = prefix, tokens
         branch_ids, rows = branch
@@ -117,6 +129,7 @@ class PromptEncoder:
             if len(prefix_ids) > room:
                 text, ranges, prefix_ids, offsets = self._shorten(text, ranges, prefix_ids, offsets, room)
                 is_shortened = True
+        spans = tuple(_tokens_in(offsets, *span) for span in ranges)
         start = len(prefix_ids)
         second = start + len(branch_ids)
         return EncodedContext(
@@ -126,8 +139,15 @@ class PromptEncoder:
             calibration_length=len(calibration_ids),
             query_rows=(start + rows[0], start + rows[1]),
             calibration_rows=(second + calibration_rows[0], second + calibration_rows[1]),
-            document_spans=tuple(_tokens_in(offsets, *span) for span in ranges),
+            document_spans=spans,
             is_shortened=is_shortened,
+            document_texts=tuple(text[begin:end] for begin, end in ranges) if keep_text else (),
+            token_offsets=tuple(
+                np.clip(offsets[first:last] - begin, 0, end - begin)
+                for (first, last), (begin, end) in zip(spans, ranges, strict=True)
+            )
+            if keep_text
+            else (),
         )
 
     def _shorten(
@@ -138,7 +158,7 @@ class PromptEncoder:
         lengths = np.array([end - start for start, end in spans])
         overhead = len(ids) - int(lengths.sum())
         limit = _even_limit(lengths, room - overhead)
-        while limit >= 1:
+        while limit >= min(MIN_DOCUMENT_TOKENS, int(lengths.max())):
             pieces = []
             for (first, last), (begin, end) in zip(spans, ranges, strict=True):
                 cut = end if last - first <= limit else int(offsets[first + limit - 1][1])
@@ -149,7 +169,7 @@ class PromptEncoder:
                 return new_text, new_ranges, new_ids, new_offsets
             limit -= max(1, (len(new_ids) - room) // len(spans))  # a cut may split a token in two: take a little more
         raise InputError(
-            f"{len(ranges)} documents do not fit the model's context of {self.max_length} tokens even at one token each; "
+            f"{len(ranges)} documents do not fit the model's context of {self.max_length} tokens even at {MIN_DOCUMENT_TOKENS} tokens each; "
             "rank fewer documents (--depth)"
         )
 

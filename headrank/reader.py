@@ -1,0 +1,152 @@
+"""One truncated prefill of a Hugging Face decoder, read for the attention of chosen heads.
+
+AttentionReader owns the model and the encoder; rerankers and head selection are policies on top of what it reads. Only
+the layers up to the deepest head are loaded, and the forward leaves from inside that layer once Q and K are made.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModel, AutoTokenizer
+
+from headrank.attention import batch_contexts
+from headrank.capture import Capture, ExitEarly, register
+from headrank.errors import InputError
+from headrank.prompt import PromptTemplate
+from headrank.spans import EncodedContext, PromptEncoder
+
+_log = logging.getLogger(__name__)
+
+
+class AttentionReader:
+    """A decoder whose attention can be read; made with ``load``."""
+
+    def __init__(self, model: torch.nn.Module, tokenizer: Any, prompt: PromptTemplate, name: str, num_layers: int, max_length: int | None) -> None:
+        """``num_layers`` is the depth of the whole model; ``model`` may hold fewer layers."""
+        self.model, self.tokenizer, self.name, self.num_layers = model, tokenizer, name, num_layers
+        self.config = _text_config(model.config)
+        self.num_heads = int(self.config.num_attention_heads)
+        self.loaded_layers = int(self.config.num_hidden_layers)
+        self.encoder = PromptEncoder(tokenizer, prompt, max_length)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lives."""
+        return next(self.model.parameters()).device
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path,
+        *,
+        prompt: PromptTemplate | None = None,
+        last_layer: int | None = None,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        max_length: int | None = None,
+    ) -> AttentionReader:
+        """Load a directory or hub name; with ``last_layer`` the layers above it are not even read from the file."""
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
+        config = load_config(model)
+        text = _text_config(config)
+        # a truncated export says how deep its source was, so that head sets of the whole model still fit it
+        num_layers = getattr(text, "headrank_source_layers", None) or int(text.num_hidden_layers)
+        if last_layer is not None:
+            truncate_config(text, last_layer + 1)
+        try:
+            with _quiet_loading():
+                tokenizer = AutoTokenizer.from_pretrained(model)
+                loaded = AutoModel.from_pretrained(model, config=text, dtype=dtype, attn_implementation=register())
+        except (OSError, ValueError, KeyError) as error:
+            raise InputError(f"{model}: cannot be loaded as a decoder model ({_first_line(error)})") from error
+        limit = getattr(text, "max_position_embeddings", None)
+        return cls(loaded.to(device).eval(), tokenizer, prompt or PromptTemplate(), str(model), num_layers, max_length or limit)
+
+    def use_prompt(self, prompt: PromptTemplate) -> None:
+        """Change the template without loading the model again."""
+        self.encoder = PromptEncoder(self.tokenizer, prompt, self.encoder.max_length)
+
+    @torch.inference_mode()
+    def read(
+        self, contexts: Sequence[EncodedContext], heads_by_layer: Mapping[int, Sequence[int]], *, stop_early: bool = True
+    ) -> Capture:
+        """Forward a batch and return the rows of the heads asked for, stopping inside the deepest of their layers."""
+        deepest = max(heads_by_layer)
+        if deepest >= self.loaded_layers:
+            raise InputError(f"{self.name}: layer {deepest} was asked for, but only {self.loaded_layers} layers are loaded")
+        input_ids_BS, layout = batch_contexts(contexts, self.tokenizer.pad_token_id or 0, self.device)
+        capture = Capture(layout, heads_by_layer, deepest if stop_early else None)
+        try:
+            self.model(input_ids=input_ids_BS, position_ids=layout.position_ids_BS, use_cache=False, headrank=capture)
+        except ExitEarly:
+            pass
+        missing = set(heads_by_layer) - set(capture.query_rows)
+        if missing:
+            raise InputError(f"{self.name}: this architecture does not call the registered attention (layer {min(missing)} was never seen)")
+        return capture
+
+
+def load_config(model: str | Path) -> Any:
+    """The model's configuration; a missing model is one clear line."""
+    try:
+        return AutoConfig.from_pretrained(model)
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{model}: no model there ({_first_line(error)}); give a Hugging Face directory, a hub name or 'embedded'") from error
+
+
+def _text_config(config: Any) -> Any:
+    """The decoder's own configuration, also of a model that sees pictures as well."""
+    return config.get_text_config(decoder=True)
+
+
+def truncate_config(config: Any, num_layers: int) -> None:
+    """Keep the first ``num_layers`` layers of a configuration, per-layer lists included."""
+    total = int(config.num_hidden_layers)
+    if num_layers > total:
+        raise InputError(f"layer {num_layers - 1} was asked for, but the model has only {total} layers")
+    for key, value in list(vars(config).items()):
+        if isinstance(value, list) and len(value) == total and key != "architectures":
+            setattr(config, key, value[:num_layers])
+    config.num_hidden_layers = num_layers
+
+
+def read_headrank_json(model: str | Path) -> dict[str, Any] | None:
+    """The headrank.json beside an exported model, or None for any other model."""
+    path = Path(model) / "headrank.json"
+    if not path.is_file():
+        return None
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}: not a JSON file ({error})") from error
+    if not isinstance(values, dict) or values.get("format") != "headrank/1":
+        raise InputError(f"{path}: not a headrank/1 file; export the model again with 'headrank export-hf'")
+    return values
+
+
+class _quiet_loading:
+    """Silence transformers' loading report: the untouched upper layers are *meant* to be missing from the model."""
+
+    def __enter__(self) -> None:
+        self.level = transformers.logging.get_verbosity()
+        self.bar = transformers.logging.is_progress_bar_enabled()
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+
+    def __exit__(self, *_: object) -> None:
+        transformers.logging.set_verbosity(self.level)
+        if self.bar:
+            transformers.logging.enable_progress_bar()
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

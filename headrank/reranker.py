@@ -1,0 +1,222 @@
+"""HeadRankReranker: rank passages by the attention of a few heads, on any Hugging Face decoder.
+
+Shapes: B batch, K core heads, S sequence, N documents. Every method that reads attention (HeadRank, ICR, CoRe, QR, NIAH)
+is this class with another HeadSet.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from headrank.capture import Capture
+from headrank.errors import InputError
+from headrank.heads import HeadSet, head_name
+from headrank.prompt import PromptTemplate
+from headrank.reader import AttentionReader, read_headrank_json
+from headrank.scores import calibrated_scores, kept_tokens, sum_over_documents
+from headrank.spans import EncodedContext
+
+_log = logging.getLogger(__name__)
+DocumentLike = str | Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ListScores:
+    """The result for one query, documents in the order they were given."""
+
+    scores: np.ndarray  # float32 [N]
+    num_tokens: int
+    is_shortened: bool = False
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """One document's tokens: text as in the prompt, character ranges, and values per core head before summing."""
+
+    text: str
+    offsets: np.ndarray  # [T, 2]
+    per_head: np.ndarray  # float32 [K, T], calibrated (or raw without calibration)
+    is_kept: np.ndarray  # bool [T], False where the calibration dropped the token
+
+
+@dataclass(frozen=True)
+class DetailedScores:
+    """Everything that made up the scores of one list, documents in the order they were given."""
+
+    scores: np.ndarray  # [N]
+    per_head: np.ndarray  # [K, N]: sums to ``scores`` over K
+    heads: tuple[tuple[int, int], ...]  # the K heads, in the rows' order
+    tokens: tuple[TokenScores, ...]
+    num_tokens: int
+    is_shortened: bool
+
+
+class HeadRankReranker:
+    """Scores lists of passages with one truncated prefill each."""
+
+    def __init__(self, reader: AttentionReader, heads: HeadSet, *, calibrate: bool = True, batch_size: int = 1) -> None:
+        """Most callers use ``from_pretrained``."""
+        heads.check_fits(reader.num_layers, reader.num_heads, reader.name)
+        self.reader, self.heads, self.calibrate, self.batch_size = reader, heads, calibrate, batch_size
+        self.by_layer = heads.by_layer()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | Path,
+        heads: HeadSet | str | Path | None = None,
+        *,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        prompt: PromptTemplate | None = None,
+        calibrate: bool = True,
+        batch_size: int = 1,
+        max_length: int | None = None,
+    ) -> HeadRankReranker:
+        """Load a model with its heads: a HeadSet, a heads.json, "all" (ICR), or None to use the model's headrank.json.
+
+        The prompt is the heads' own unless one is given. Layers above the deepest head are not loaded.
+        """
+        chosen = _choose_heads(model, heads, prompt)
+        reader = AttentionReader.load(
+            model, prompt=prompt or chosen.prompt, last_layer=chosen.l_max, device=device, dtype=dtype, max_length=max_length
+        )
+        return cls(reader, chosen, calibrate=calibrate, batch_size=batch_size)
+
+    @property
+    def layers_used(self) -> int:
+        """Layers computed for a query: l_max + 1."""
+        return self.heads.l_max + 1
+
+    def rank(
+        self, query: str, documents: Sequence[DocumentLike], top_k: int | None = None, return_documents: bool = False
+    ) -> list[dict[str, Any]]:
+        """Rank ``documents`` for ``query``: [{"corpus_id", "score"(, "text")}], best first, as CrossEncoder.rank does."""
+        return self.rank_many([(query, documents)], top_k=top_k, return_documents=return_documents)[0]
+
+    def rank_many(
+        self,
+        requests: Sequence[tuple[str, Sequence[DocumentLike]]],
+        top_k: int | None = None,
+        return_documents: bool = False,
+        batch_size: int | None = None,
+    ) -> list[list[dict[str, Any]]]:
+        """Rank the documents of many queries; batches are made of prompts of similar length."""
+        if top_k is not None and top_k < 1:
+            raise InputError(f"top_k {top_k} must be at least 1")
+        ranked = []
+        for (_, documents), result in zip(requests, self.score_lists(requests, batch_size=batch_size), strict=True):
+            order = sorted(range(len(documents)), key=lambda index: (-result.scores[index], index))[:top_k]
+            rows = [{"corpus_id": index, "score": float(result.scores[index])} for index in order]
+            if return_documents:
+                rows = [row | {"text": documents[row["corpus_id"]]} for row in rows]
+            ranked.append(rows)
+        return ranked
+
+    def score_lists(
+        self, requests: Sequence[tuple[str, Sequence[DocumentLike]]], *, batch_size: int | None = None
+    ) -> list[ListScores]:
+        """The scores of each list in the order its documents were given."""
+        pairs = [(query, [_title_and_text(document) for document in documents]) for query, documents in requests]
+        orders = [self.reader.encoder.template.prompt_order(len(documents)) for _, documents in pairs]
+        contexts = self.reader.encoder.encode_many(
+            [(query, [documents[rank] for rank in order]) for (query, documents), order in zip(pairs, orders, strict=True)]
+        )
+        results: list[ListScores | None] = [None] * len(contexts)
+        size = batch_size or self.batch_size
+        by_length = sorted(range(len(contexts)), key=lambda index: contexts[index].length)
+        for start in range(0, len(by_length), size):
+            chosen = by_length[start : start + size]
+            scores_BN = self._scores([contexts[index] for index in chosen]).cpu().numpy()
+            for row, index in enumerate(chosen):
+                results[index] = self._finish(pairs[index][0], contexts[index], orders[index], scores_BN[row])
+        return [result for result in results if result is not None]
+
+    def _scores(self, contexts: Sequence[EncodedContext]) -> torch.Tensor:
+        """scores_BN in prompt order: sum over core heads per token, then calibration, then sum over each document."""
+        capture = self.reader.read(contexts, self.by_layer)
+        layout = capture.layout
+        query_BS = sum(rows.sum(1) for rows in capture.query_rows.values())
+        if not (self.calibrate and layout.has_calibration):
+            return sum_over_documents(query_BS, layout.document_of_token_BS, layout.num_documents)
+        calibration_BS = sum(rows.sum(1) for rows in capture.calibration_rows.values())
+        return calibrated_scores(query_BS, calibration_BS, layout.document_of_token_BS, layout.num_documents)
+
+    def _finish(self, query: str, context: EncodedContext, order: Sequence[int], row: np.ndarray) -> ListScores:
+        """Back to the order given; check the numbers; an empty document goes last."""
+        scores = np.empty(len(order), np.float32)
+        scores[list(order)] = row[: len(order)]
+        if not np.isfinite(scores).all():
+            raise InputError(f"{self.reader.name}: attention is not finite for query {query!r}; the weights hold NaN or infinity")
+        empty = np.zeros(len(order), bool)
+        empty[list(order)] = [first == last for first, last in context.document_spans]
+        if empty.any():
+            _log.warning("query %r: %d empty documents are ranked last", query, int(empty.sum()))
+            scores[empty] = (scores[~empty].min() if (~empty).any() else 0.0) - 1.0
+        return ListScores(scores, context.length, context.is_shortened)
+
+    def scores(self, query: str, documents: Sequence[DocumentLike]) -> DetailedScores:
+        """Per-document, per-head and per-token numbers of one list, for analyses and the token viewer."""
+        pairs = [_title_and_text(document) for document in documents]
+        order = self.reader.encoder.template.prompt_order(len(pairs))
+        context = self.reader.encoder.encode(query, [pairs[rank] for rank in order], keep_text=True)
+        capture = self.reader.read([context], self.by_layer)
+        values_KS, kept_S, per_head_KN = self._per_head(capture)
+        finished = self._finish(query, context, order, per_head_KN.sum(0))
+        position = {rank: place for place, rank in enumerate(order)}
+        places = [position[rank] for rank in range(len(pairs))]
+        spans = [context.document_spans[place] for place in places]
+        tokens = tuple(
+            TokenScores(context.document_texts[place], context.token_offsets[place], values_KS[:, first:last], kept_S[first:last])
+            for place, (first, last) in zip(places, spans, strict=True)
+        )
+        heads = tuple((layer, head) for layer, layer_heads in self.by_layer.items() for head in layer_heads)
+        return DetailedScores(finished.scores, per_head_KN[:, places], heads, tokens, context.length, context.is_shortened)
+
+    def _per_head(self, capture: Capture) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Token values [K, S], keep-mask [S] of the head sum, and the resulting document scores per head [K, N]."""
+        layout = capture.layout
+        values_BKS = torch.cat([capture.query_rows[layer] for layer in self.by_layer], dim=1)
+        kept_BS = torch.ones_like(values_BKS[:, 0], dtype=torch.bool)
+        if self.calibrate and layout.has_calibration:
+            values_BKS = values_BKS - torch.cat([capture.calibration_rows[layer] for layer in self.by_layer], dim=1)
+            kept_BS = kept_tokens(values_BKS.sum(1), layout.document_of_token_BS, layout.num_documents)
+        per_head_BKN = sum_over_documents(values_BKS * kept_BS[:, None], layout.document_of_token_BS, layout.num_documents)
+        return values_BKS[0].cpu().numpy(), kept_BS[0].cpu().numpy(), per_head_BKN[0].cpu().numpy()
+
+    def __repr__(self) -> str:
+        names = ", ".join(head_name(head) for head in self.heads.heads[:8])
+        return f"HeadRankReranker({self.reader.name!r}, {len(self.heads.heads)} heads: {names}, layers {self.layers_used}/{self.reader.num_layers})"
+
+
+def _choose_heads(model: str | Path, heads: HeadSet | str | Path | None, prompt: PromptTemplate | None) -> HeadSet:
+    """Resolve what the caller gave as ``heads``."""
+    if isinstance(heads, HeadSet):
+        return heads
+    if heads == "all":
+        from headrank.reader import _text_config, load_config
+
+        config = _text_config(load_config(model))
+        return HeadSet.all_heads(int(config.num_hidden_layers), int(config.num_attention_heads), model=str(model), prompt=prompt)
+    if heads is not None:
+        return HeadSet.load(heads)
+    exported = read_headrank_json(model)
+    if exported is None:
+        raise InputError(f"{model}: no headrank.json beside this model; give heads=... (a heads.json from 'headrank select-heads', or 'all')")
+    return HeadSet.from_dict(exported["heads"])
+
+
+def _title_and_text(document: DocumentLike) -> tuple[str, str]:
+    """A document as (title, text); strings have no title."""
+    if isinstance(document, str):
+        return "", document
+    if isinstance(document, Mapping) and isinstance(document.get("text"), str):
+        return document.get("title") or "", document["text"]
+    raise InputError(f"a document must be a string or a mapping with 'text' (and 'title'), found {type(document).__name__}: {str(document)[:60]!r}")
