@@ -1,0 +1,170 @@
+"""From collections to contexts.jsonl + pairs.jsonl: phase 1 of the paper's Algorithm 1."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Collection as Sized
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_tools.contexts import CONTEXTS_FILE, PAIRS_FILE, SUMMARY_FILE, Context, ContextDocument, Pair
+from data_tools.pairs import adjacent_pairs, cap_pairs, known_grades, random_pairs, sample_sublists
+from data_tools.seeds import generator
+from headrank.errors import InputError
+from headrank.formats import Collection, Run, atomic_write
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PairSettings:
+    """The switches of ``headrank pairs``; ``max_pairs`` and ``sublists`` of 0 mean off."""
+
+    depth: int = 100
+    unjudged_as_zero: bool = False
+    random_pairs: bool = False
+    max_pairs: int = 0
+    sublists: int = 0
+    sublist_size: int = 20
+    keep_full_list: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.depth < 2:
+            raise InputError(f"--depth {self.depth}: a pair needs at least two candidates")
+        if self.sublists and self.sublist_size < 2:
+            raise InputError(f"--sublist-size {self.sublist_size}: a pair needs at least two candidates")
+        if self.max_pairs < 0 or self.sublists < 0:
+            raise InputError("--max-pairs-per-query and --sublists cannot be negative")
+
+
+@dataclass
+class PairCounts:
+    """What one collection gave. ``steps`` counts pairs by (chosen grade, rejected grade)."""
+
+    name: str
+    queries: int = 0
+    unjudged_queries: int = 0
+    queries_without_pairs: int = 0
+    contexts: int = 0
+    documents: int = 0
+    judged_documents: int = 0
+    steps: Counter[tuple[int, int]] = field(default_factory=Counter)
+
+    @property
+    def pairs(self) -> int:
+        """All pairs of the collection."""
+        return sum(self.steps.values())
+
+    @property
+    def pairs_per_query(self) -> float:
+        """Mean over the queries that have judgements."""
+        return self.pairs / judged if (judged := self.queries - self.unjudged_queries) else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The counts as plain values."""
+        steps = {f"{high}>{low}": number for (high, low), number in sorted(self.steps.items())}
+        return {**asdict(self), "steps": steps, "pairs": self.pairs, "pairs_per_query": round(self.pairs_per_query, 2)}
+
+
+def build_pairs(
+    collections: Sequence[Collection],
+    output: Path,
+    settings: PairSettings,
+    *,
+    hold_out: Sized[str] = (),
+    only: Sized[str] | None = None,
+) -> list[PairCounts]:
+    """Write the training files of the collections to ``output`` and return the counts, one entry a collection.
+
+    All files appear together at the end or not at all. Queries in ``hold_out`` are left out; with ``only`` all others
+    are. Only contexts that have a pair are written.
+    """
+    _check_names(collections)
+    counts, unseen = [], set(hold_out) | set(only or ())
+    with contextlib.ExitStack() as files:
+        # entered first = renamed last: the summary is the sign that contexts and pairs are complete
+        summary = files.enter_context(atomic_write(output / SUMMARY_FILE))
+        contexts = files.enter_context(atomic_write(output / CONTEXTS_FILE))
+        pairs = files.enter_context(atomic_write(output / PAIRS_FILE))
+        for collection in collections:
+            count = PairCounts(collection.name)
+            run = collection.run()
+            unseen -= run.keys()
+            kept = {query_id: rows for query_id, rows in run.items() if query_id not in hold_out and (only is None or query_id in only)}
+            for context, chosen in _preferences(collection, kept, settings, count):
+                contexts.write(json.dumps(context.to_dict(), ensure_ascii=False) + "\n")
+                pairs.writelines(json.dumps(pair.to_dict(), ensure_ascii=False) + "\n" for pair in _records(context, chosen))
+            counts.append(count)
+        if unseen:
+            raise InputError(f"query id {min(unseen)!r} of the --hold-out or --only list is in none of the runs; correct the list")
+        if not any(count.pairs for count in counts):
+            raise InputError("no pairs: no two judged candidates have adjacent grades; see --depth and --unjudged-as-zero")
+        json.dump({"settings": asdict(settings), "collections": [count.to_dict() for count in counts]}, summary, indent=2)
+        summary.write("\n")
+    return counts
+
+
+def _check_names(collections: Sequence[Collection]) -> None:
+    names = Counter(collection.name for collection in collections)
+    twice = next((name for name, number in names.items() if number > 1), None)
+    if twice is not None:
+        raise InputError(f"two collections are called {twice!r}; rename one folder, the name becomes part of the context ids")
+
+
+def _preferences(collection: Collection, run: Run, settings: PairSettings, count: PairCounts) -> Iterator[tuple[Context, np.ndarray]]:
+    """Yield each context that has pairs with its index pairs [M, 2]; count as it goes."""
+    queries, qrels = collection.queries(), collection.qrels()
+    unknown = next((query_id for query_id in run if query_id not in queries), None)
+    if unknown is not None:
+        raise InputError(f"{collection.run_path}: query {unknown!r} is not in {collection.queries_path}; add its text or remove it")
+    judged_run = {query_id: rows[: settings.depth] for query_id, rows in run.items() if query_id in qrels}
+    count.queries, count.unjudged_queries = len(run), len(run) - len(judged_run)
+    texts = collection.documents({row.doc_id for rows in judged_run.values() for row in rows}) if judged_run else {}
+    for query_id, rows in judged_run.items():
+        grades = known_grades([qrels[query_id].get(row.doc_id) for row in rows], unjudged_as_zero=settings.unjudged_as_zero)
+        count.documents += len(rows)
+        count.judged_documents += sum(row.doc_id in qrels[query_id] for row in rows)
+        found = False
+        for context_id, members in _lists(f"{collection.name}/{query_id}", grades, settings):
+            documents = tuple(
+                ContextDocument(rows[i].doc_id, texts[rows[i].doc_id].title, texts[rows[i].doc_id].text, rows[i].rank, grades[i])
+                for i in members
+            )
+            chosen = _choose([document.grade for document in documents], context_id, settings)
+            if not len(chosen):
+                continue
+            found = True
+            count.contexts += 1
+            count.steps.update((documents[high].grade, documents[low].grade) for high, low in chosen)
+            yield Context(context_id, query_id, queries[query_id], documents), chosen
+        count.queries_without_pairs += not found
+
+
+def _lists(name: str, grades: list[int | None], settings: PairSettings) -> Iterator[tuple[str, Sequence[int]]]:
+    """The contexts of one query as (context id, indices into its candidates): the whole list, sub-lists, or both."""
+    if not settings.sublists or settings.keep_full_list:
+        yield name, range(len(grades))
+    if settings.sublists and not (settings.keep_full_list and len(grades) <= settings.sublist_size):
+        rng = generator(settings.seed, "sublists", name)
+        for number, members in enumerate(sample_sublists(grades, settings.sublists, settings.sublist_size, rng)):
+            yield f"{name}/sublist-{number}", members.tolist()
+
+
+def _choose(grades: list[int | None], context_id: str, settings: PairSettings) -> np.ndarray:
+    rng = generator(settings.seed, "pairs", context_id)
+    pairs = random_pairs(grades, rng) if settings.random_pairs else adjacent_pairs(grades)
+    return cap_pairs(pairs, grades, settings.max_pairs, rng) if settings.max_pairs else pairs
+
+
+def _records(context: Context, chosen: np.ndarray) -> Iterator[Pair]:
+    for high, low in chosen:
+        better, worse = context.documents[high], context.documents[low]
+        yield Pair(context.context_id, context.query_id, better.doc_id, worse.doc_id, better.grade, worse.grade)

@@ -1,0 +1,112 @@
+"""contexts.jsonl and pairs.jsonl: one candidate list a line, and the preferences within it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrank.errors import InputError
+from headrank.formats import read_lines
+
+CONTEXTS_FILE, PAIRS_FILE, SUMMARY_FILE = "contexts.jsonl", "pairs.jsonl", "pairs.summary.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ContextDocument:
+    """A candidate in its context: ``rank`` is the retriever's, ``grade`` is None when nobody judged it."""
+
+    doc_id: str
+    title: str
+    text: str
+    rank: int
+    grade: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """A query with its candidates in retriever order."""
+
+    context_id: str
+    query_id: str
+    query: str
+    documents: tuple[ContextDocument, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object of one line of contexts.jsonl."""
+        documents = [{name: getattr(document, name) for name in ContextDocument.__slots__} for document in self.documents]
+        return {"context_id": self.context_id, "query_id": self.query_id, "query": self.query, "documents": documents}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One preference: the chosen document's grade is above the rejected one's."""
+
+    context_id: str
+    query_id: str
+    chosen: str
+    rejected: str
+    chosen_grade: int
+    rejected_grade: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object of one line of pairs.jsonl."""
+        return {name: getattr(self, name) for name in Pair.__slots__}
+
+
+def iterate_contexts(path: Path) -> Iterator[Context]:
+    """Read contexts one by one; file, line and remedy are named when a line is wrong."""
+    for number, row in _rows(path):
+        context_id, query_id, query = (_string(path, number, row, key) for key in ("context_id", "query_id", "query"))
+        listed = row.get("documents")
+        if not isinstance(listed, list) or not listed:
+            raise InputError(f"{path}:{number}: context {context_id!r} needs a list of 'documents'; make the file with 'headrank pairs'")
+        documents = tuple(_document(path, number, item) for item in listed)
+        if len({document.doc_id for document in documents}) < len(documents):
+            raise InputError(f"{path}:{number}: context {context_id!r} has a document twice; remove one")
+        yield Context(context_id, query_id, query, documents)
+
+
+def iterate_pairs(path: Path) -> Iterator[Pair]:
+    """Read pairs one by one; a pair whose chosen grade is not the higher one is an error."""
+    for number, row in _rows(path):
+        names = [_string(path, number, row, key) for key in ("context_id", "query_id", "chosen", "rejected")]
+        grades = [_integer(path, number, row, key) for key in ("chosen_grade", "rejected_grade")]
+        if grades[0] <= grades[1]:
+            raise InputError(f"{path}:{number}: chosen_grade {grades[0]} is not above rejected_grade {grades[1]}; swap the documents")
+        yield Pair(names[0], names[1], names[2], names[3], grades[0], grades[1])
+
+
+def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for number, line in read_lines(path):
+        try:
+            row = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise InputError(f"{path}:{number}: not JSON ({error}); make the file with 'headrank pairs'") from error
+        if not isinstance(row, dict):
+            raise InputError(f"{path}:{number}: expected a JSON object, found {line[:80]!r}")
+        yield number, row
+
+
+def _document(path: Path, number: int, row: object) -> ContextDocument:
+    if not isinstance(row, dict):
+        raise InputError(f"{path}:{number}: a document is {str(row)[:80]!r}, not an object")
+    doc_id, title, text = (_string(path, number, row, key, may_be_empty=key != "doc_id") for key in ("doc_id", "title", "text"))
+    grade = None if row.get("grade") is None else _integer(path, number, row, "grade")
+    return ContextDocument(doc_id, title, text, _integer(path, number, row, "rank"), grade)
+
+
+def _string(path: Path, number: int, row: Mapping[str, Any], key: str, may_be_empty: bool = False) -> str:
+    value = row.get(key)
+    if not isinstance(value, str) or not (value or may_be_empty):
+        raise InputError(f"{path}:{number}: {key!r} is {value!r}, not a string; make the file with 'headrank pairs'")
+    return value
+
+
+def _integer(path: Path, number: int, row: Mapping[str, Any], key: str) -> int:
+    value = row.get(key)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InputError(f"{path}:{number}: {key!r} is {value!r}, not an integer; make the file with 'headrank pairs'")
+    return value

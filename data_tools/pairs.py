@@ -1,0 +1,98 @@
+"""ALPS, Adjacent-Level Preference Sampling: which documents of one candidate list are preferred over which.
+
+Everything here works on one list of grades in retriever order (None = unjudged) and returns index pairs [M, 2] of
+(chosen, rejected). Pairs are ordered by chosen, then rejected index, so the same list always gives the same file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+Grades = Sequence[int | None]
+
+
+def known_grades(grades: Grades, *, unjudged_as_zero: bool = False) -> list[int | None]:
+    """The grades that count: negative ones (TREC's marks for spam) are not relevant, unjudged stay unknown or become 0."""
+    unknown = 0 if unjudged_as_zero else None
+    return [unknown if grade is None else max(grade, 0) for grade in grades]
+
+
+def adjacent_pairs(grades: Grades) -> np.ndarray:
+    """All pairs [M, 2] of judged documents whose grades differ by exactly one; larger gaps are discarded."""
+    return _pairs_by_gap(grades, largest_gap=1)
+
+
+def graded_pairs(grades: Grades) -> np.ndarray:
+    """All pairs [M, 2] of judged documents with different grades, whatever the gap."""
+    return _pairs_by_gap(grades, largest_gap=None)
+
+
+def random_pairs(grades: Grades, rng: np.random.Generator) -> np.ndarray:
+    """The ablation without ALPS: as many pairs as ALPS would make, drawn from all pairs with different grades.
+
+    The number is kept so that the ablation changes which pairs are seen and not how many.
+    """
+    every = graded_pairs(grades)
+    count = len(adjacent_pairs(grades))
+    return every[np.sort(rng.choice(len(every), count, replace=False))] if count else every[:0]
+
+
+def _pairs_by_gap(grades: Grades, largest_gap: int | None) -> np.ndarray:
+    values = np.array([-1 if grade is None else grade for grade in grades], np.int64)
+    is_judged = np.array([grade is not None for grade in grades], bool)
+    gaps = values[:, None] - values[None, :]
+    keep = (gaps > 0) & is_judged[:, None] & is_judged[None, :]
+    if largest_gap is not None:
+        keep &= gaps <= largest_gap
+    return np.argwhere(keep).reshape(-1, 2)
+
+
+def cap_pairs(pairs: np.ndarray, grades: Grades, limit: int, rng: np.random.Generator) -> np.ndarray:
+    """At most ``limit`` of the pairs [M, 2], balanced over grade levels (the chosen document's grade).
+
+    Every level gives the same number; what a small level cannot give is shared among the others.
+    """
+    if len(pairs) <= limit:
+        return pairs
+    levels = np.array([grades[chosen] for chosen, _ in pairs])
+    names, counts = np.unique(levels, return_counts=True)
+    quotas = _even_quotas(counts, limit)
+    kept = [rng.choice(np.flatnonzero(levels == name), quota, replace=False) for name, quota in zip(names, quotas, strict=True)]
+    return pairs[np.sort(np.concatenate(kept))]
+
+
+def _even_quotas(counts: np.ndarray, total: int) -> np.ndarray:
+    """Quotas that sum to ``total``, none above its count, as even as possible; higher levels take the remainder."""
+    quotas = np.zeros_like(counts)
+    while (left := total - quotas.sum()) > 0:
+        open_levels = np.flatnonzero(quotas < counts)
+        share = left // len(open_levels)
+        if share == 0:
+            quotas[open_levels[-left:]] += 1
+        else:
+            quotas[open_levels] += np.minimum(share, counts[open_levels] - quotas[open_levels])
+    return quotas
+
+
+def sample_sublists(grades: Grades, count: int, size: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Up to ``count`` different sorted index lists of ``size`` documents, each with an adjacent pair among them.
+
+    A pair is drawn first and the other places are filled evenly from the rest of the list, so every list has something
+    to learn from. A list that is not longer than ``size`` gives itself; one without adjacent pairs gives nothing.
+    """
+    pairs = adjacent_pairs(grades)
+    if not len(pairs):
+        return []
+    if len(grades) <= size:
+        return [np.arange(len(grades))]
+    found: dict[bytes, np.ndarray] = {}
+    for _ in range(4 * count):  # repeats are possible in short lists: a bounded number of tries
+        if len(found) == count:
+            break
+        pair = pairs[rng.integers(len(pairs))]
+        others = np.setdiff1d(np.arange(len(grades)), pair)
+        chosen = np.sort(np.concatenate([pair, rng.choice(others, size - 2, replace=False)]))
+        found.setdefault(chosen.tobytes(), chosen)
+    return list(found.values())

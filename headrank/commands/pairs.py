@@ -1,0 +1,130 @@
+"""ALPS: preference pairs of adjacent grades (3 over 2, 2 over 1, 1 over 0) from judged candidates.
+
+Writes contexts.jsonl (one candidate list a line), pairs.jsonl (one preference a line) and pairs.summary.json (settings
+and counts) to --output and prints the table of what was found. The same input and seed give the same bytes. With --show N
+it prints the N-th context of an existing --output as a person would read it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrank.commands.options import add_prompt_arguments, positive_int, prompt_from, read_id_list
+from headrank.errors import InputError
+from headrank.formats import Collection
+
+if TYPE_CHECKING:
+    from data_tools.build_pairs import PairCounts
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's flags."""
+    parser.add_argument("--output", metavar="DIR", required=True, help="folder for contexts.jsonl and pairs.jsonl")
+    _add_input_arguments(parser)
+    group = parser.add_argument_group("pairs")
+    group.add_argument(
+        "--depth", type=positive_int, default=100, metavar="N", help="candidates of a query that count (default 100, the paper's)"
+    )
+    group.add_argument(
+        "--unjudged-as-zero", action="store_true", help="treat candidates without a judgement as grade 0 (default: ignore them)"
+    )
+    group.add_argument(
+        "--max-pairs-per-query", type=positive_int, metavar="N", help="keep at most N pairs a context, balanced over grade levels"
+    )
+    group.add_argument("--random-pairs", action="store_true", help="the ablation: as many pairs, drawn from all with different grades")
+    group.add_argument("--seed", type=int, default=0, help="seed of everything drawn at random (default 0)")
+    group.add_argument(
+        "--sublists", type=int, default=0, metavar="N", help="N random sub-lists of each query's candidates instead of the whole list"
+    )
+    group.add_argument("--sublist-size", type=positive_int, default=20, metavar="M", help="documents of a sub-list (default 20)")
+    group.add_argument("--keep-full-list", action="store_true", help="with --sublists: the whole list as well")
+    shown = parser.add_argument_group("showing a sample")
+    shown.add_argument("--show", type=int, metavar="N", help="print context N (from 0) of --output instead of building anything")
+    shown.add_argument("--model", metavar="M", default="embedded", help="with --show: whose tokenizer counts the tokens")
+    shown.add_argument("--words", type=positive_int, default=40, metavar="N", help="with --show: words shown of each document (default 40)")
+    add_prompt_arguments(parser)
+
+
+def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("collections")
+    group.add_argument(
+        "--collection", metavar="DIR", action="append", help="queries.tsv, corpus.jsonl[.gz], qrels.txt, run.bm25.txt; may be given again"
+    )
+    group.add_argument("--queries", metavar="FILE", help="with at most one collection: these queries")
+    group.add_argument("--corpus", metavar="FILE", help="with at most one collection: this corpus")
+    group.add_argument("--qrels", metavar="FILE", help="with at most one collection: these judgements")
+    group.add_argument("--run", metavar="FILE", help="with at most one collection: these candidates")
+    chosen = group.add_mutually_exclusive_group()
+    chosen.add_argument("--hold-out", metavar="FILE", help="query ids, one a line, to leave out (a development set)")
+    chosen.add_argument("--only", metavar="FILE", help="query ids, one a line, to keep; all others are left out")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build the pairs and print their table, or show one context."""
+    if args.show is not None:
+        return _show(args)
+    from data_tools.build_pairs import PairSettings, build_pairs
+
+    settings = PairSettings(
+        depth=args.depth,
+        unjudged_as_zero=args.unjudged_as_zero,
+        random_pairs=args.random_pairs,
+        max_pairs=args.max_pairs_per_query or 0,
+        sublists=args.sublists,
+        sublist_size=args.sublist_size,
+        keep_full_list=args.keep_full_list,
+        seed=args.seed,
+    )
+    counts = build_pairs(
+        _collections(args),
+        Path(args.output),
+        settings,
+        hold_out=read_id_list(args.hold_out) if args.hold_out else (),
+        only=read_id_list(args.only) if args.only else None,
+    )
+    print(format_table(counts))
+    return 0
+
+
+def _collections(args: argparse.Namespace) -> list[Collection]:
+    single = {name: getattr(args, name) for name in ("queries", "corpus", "qrels", "run")}
+    folders = args.collection or []
+    if len(folders) > 1 and any(single.values()):
+        raise InputError("--queries, --corpus, --qrels and --run go with one --collection, not with several")
+    if len(folders) > 1:
+        return [Collection.open(folder) for folder in folders]
+    return [Collection.open(folders[0] if folders else None, **single)]
+
+
+def format_table(counts: list[PairCounts]) -> str:
+    """The table as text: one column a collection, and their sum when there are several."""
+    steps = sorted({step for count in counts for step in count.steps})
+    rows: list[tuple[str, list[float]]] = [
+        ("queries", [count.queries for count in counts]),
+        ("queries without judgements", [count.unjudged_queries for count in counts]),
+        ("queries without pairs", [count.queries_without_pairs for count in counts]),
+        ("contexts", [count.contexts for count in counts]),
+        ("candidates", [count.documents for count in counts]),
+        ("judged candidates", [count.judged_documents for count in counts]),
+        *((f"pairs {high} > {low}", [count.steps[high, low] for count in counts]) for high, low in steps),
+        ("pairs", [count.pairs for count in counts]),
+    ]
+    header = [count.name for count in counts] + (["all"] if len(counts) > 1 else [])
+    lines = [(name, [f"{value:,}" for value in (values + [sum(values)])[: len(header)]]) for name, values in rows]
+    judged = sum(count.queries - count.unjudged_queries for count in counts)
+    means = [count.pairs_per_query for count in counts] + [sum(count.pairs for count in counts) / max(judged, 1)]
+    lines.append(("pairs per judged query", [f"{mean:,.1f}" for mean in means[: len(header)]]))
+    label = max(len(name) for name, _ in lines)
+    widths = [max(len(title), *(len(cells[i]) for _, cells in lines)) for i, title in enumerate(header)]
+    text = [" " * label + "".join(f"  {title:>{width}}" for title, width in zip(header, widths, strict=True))]
+    text += [f"{name:<{label}}" + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True)) for name, cells in lines]
+    return "\n".join(text)
+
+
+def _show(args: argparse.Namespace) -> int:
+    from data_tools.show_sample import show_context
+
+    show_context(Path(args.output), args.show, model=args.model, template=prompt_from(args), words=args.words)
+    return 0
