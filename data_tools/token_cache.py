@@ -1,0 +1,255 @@
+"""Contexts tokenised once and memory-mapped: the storage behind TrainingSet.
+
+A cache is a folder named by a key that changes with the data, the tokenizer, the prompt, the truncation and the document
+orders. It is built in a temporary folder under a lock and renamed into place, so processes that start together build
+it once and none sees half of it. Arrays are flat files, opened as maps: a million contexts cost address space, not memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from data_tools.contexts import CONTEXTS_FILE, PAIRS_FILE, Context, Pair, iterate_contexts, iterate_pairs
+from data_tools.seeds import generator
+from headrank.errors import InputError
+from headrank.formats import read_json, write_json
+from headrank.spans import EncodedContext, PromptEncoder
+
+FORMAT = 1  # raise when the layout of the files changes
+_CHUNK = 32  # contexts per tokenizer call
+_ARRAYS = {
+    "tokens": np.int32,  # all rows one after another
+    "rows": np.int64,  # [R, 10], see _row
+    "spans": np.int32,  # [documents of all rows, 2], in prompt order
+    "orders": np.int32,  # list index of the document at each prompt position, like spans
+    "grades": np.int32,  # [documents of all contexts], list order, -1 unjudged
+    "documents": np.int64,  # [C + 1] first document of each context
+    "pairs": np.int32,  # [M, 2] (chosen, rejected) list indices
+    "pair_starts": np.int64,  # [C + 1] first pair of each context
+    "names": np.uint8,  # UTF-8 of context and query ids
+    "name_ends": np.int64,  # [C, 2] end of context id and of query id in names
+}
+_WIDTHS = {"rows": 10, "spans": 2, "pairs": 2, "name_ends": 2}
+
+
+def document_order(encoder: PromptEncoder, context_id: str, num_documents: int, permutation: int, seed: int) -> np.ndarray:
+    """List indices in prompt order: the template's order for permutation 0, a fixed random one for 1, 2, ..."""
+    if permutation == 0:
+        return np.asarray(encoder.template.prompt_order(num_documents))
+    return generator(seed, "document-order", permutation, context_id).permutation(num_documents)
+
+
+class TokenCache:
+    """An opened cache; ``permutations`` are the ids whose rows it holds, in order."""
+
+    def __init__(self, folder: Path, permutations: Sequence[int]) -> None:
+        """Map the files of ``folder``; nothing is read until asked for."""
+        self.folder, self.permutations = folder, tuple(permutations)
+        for name, dtype in _ARRAYS.items():
+            setattr(self, name, _open_array(folder / f"{name}.bin", dtype, _WIDTHS.get(name)))
+        self.num_contexts = len(self.documents) - 1
+
+    def names_of(self, context: int) -> tuple[str, str]:
+        """Context id and query id."""
+        start = int(self.name_ends[context - 1, 1]) if context else 0
+        middle, end = map(int, self.name_ends[context])
+        return bytes(self.names[start:middle]).decode(), bytes(self.names[middle:end]).decode()
+
+    def encoded(self, context: int, slot: int) -> tuple[EncodedContext, np.ndarray]:
+        """The tokens of a context in its ``slot``-th order, and the list index at each prompt position [N]."""
+        start, end, prefix, query, calibration, *rows, is_shortened = map(int, self.rows[context * len(self.permutations) + slot])
+        first, stop = map(int, self.documents[context : context + 2])
+        begin = first * len(self.permutations) + slot * (stop - first)
+        spans = self.spans[begin : begin + stop - first]
+        encoded = EncodedContext(
+            input_ids=np.array(self.tokens[start:end]),
+            prefix_length=prefix,
+            query_length=query,
+            calibration_length=calibration,
+            query_rows=(rows[0], rows[1]),
+            calibration_rows=(rows[2], rows[3]),
+            document_spans=tuple((int(a), int(b)) for a, b in spans),
+            is_shortened=bool(is_shortened),
+        )
+        return encoded, np.array(self.orders[begin : begin + stop - first])
+
+    def grades_of(self, context: int) -> np.ndarray:
+        """Grades [N] in list order, -1 where unjudged."""
+        first, stop = map(int, self.documents[context : context + 2])
+        return np.array(self.grades[first:stop])
+
+    def pairs_of(self, context: int) -> np.ndarray:
+        """Pairs [M, 2] of (chosen, rejected) list indices."""
+        first, stop = map(int, self.pair_starts[context : context + 2])
+        return np.array(self.pairs[first:stop])
+
+
+def open_cache(directory: Path, encoder: PromptEncoder, permutations: Sequence[int], seed: int, cache: Path | None = None) -> TokenCache:
+    """The cache of ``directory`` for this encoder and these orders, built first when it is not there."""
+    root = cache if cache is not None else directory / "cache"
+    key = cache_key(directory, encoder, permutations, seed)
+    folder = root / key
+    if not folder.is_dir():
+        root.mkdir(parents=True, exist_ok=True)
+        with _lock(root / f"{key}.lock"):
+            if not folder.is_dir():
+                _build(directory, folder, encoder, permutations, seed)
+    meta = read_json(folder / "meta.json")
+    if not isinstance(meta, dict) or meta.get("key") != key:
+        raise InputError(f"{folder}: the token cache does not belong to its name; delete the folder")
+    return TokenCache(folder, permutations)
+
+
+def cache_key(directory: Path, encoder: PromptEncoder, permutations: Sequence[int], seed: int) -> str:
+    """Sixteen hex digits over everything that decides the tokens."""
+    probe = encoder.encode("which one?", [("A title", "The first text, with 1 number."), ("", "Second\ntext.")])
+    parts = {
+        "format": FORMAT,
+        "contexts": _file_digest(directory / CONTEXTS_FILE),
+        "pairs": _file_digest(directory / PAIRS_FILE),
+        "tokenizer": _tokenizer_digest(encoder),
+        "frame": [encoder.frame.before, encoder.frame.after],
+        "template": encoder.template.to_dict(),
+        "max_length": encoder.max_length,
+        "probe": [probe.input_ids.tolist(), probe.document_spans, probe.query_rows, probe.calibration_rows, probe.calibration_length],
+        "permutations": list(permutations),
+        "permutation_seed": seed if any(permutations) else None,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _file_digest(path: Path) -> str:
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; make it with 'headrank pairs'")
+    digest = hashlib.blake2b(digest_size=16)
+    with open(path, "rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _tokenizer_digest(encoder: PromptEncoder) -> str:
+    """The whole fast tokenizer without its truncation and padding, which calls change in passing."""
+    state = json.loads(encoder.tokenizer.backend_tokenizer.to_str())
+    state.pop("truncation", None)
+    state.pop("padding", None)
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on ``path``; other processes of this machine wait."""
+    with open(path, "w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+def _open_array(path: Path, dtype: type, width: int | None) -> np.ndarray:
+    shape = (-1,) if width is None else (-1, width)
+    if path.stat().st_size == 0:
+        return np.empty(0, dtype).reshape(shape if width is None else (0, width))
+    return np.memmap(path, dtype, mode="r").reshape(shape)
+
+
+def _build(directory: Path, folder: Path, encoder: PromptEncoder, permutations: Sequence[int], seed: int) -> None:
+    """Write the cache beside ``folder`` and rename it; an interrupted build leaves nothing under the final name."""
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        with contextlib.ExitStack() as files:
+            writers = {name: files.enter_context(open(temporary / f"{name}.bin", "wb")) for name in _ARRAYS}
+            _write_rows(directory, encoder, permutations, seed, writers)
+        write_json(temporary / "meta.json", {"key": folder.name, "format": FORMAT, "permutations": list(permutations)})
+        os.chmod(temporary, 0o755)
+        with contextlib.suppress(OSError):  # another machine was first: its cache is as good
+            os.rename(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_rows(directory: Path, encoder: PromptEncoder, permutations: Sequence[int], seed: int, writers: dict) -> None:
+    tokens = documents = pairs = names = 0
+    _write(writers, "documents", [0])
+    _write(writers, "pair_starts", [0])
+    for chunk in _chunks(_join(directory), _CHUNK):
+        orders = [
+            [document_order(encoder, context.context_id, len(context.documents), permutation, seed) for permutation in permutations]
+            for context, _ in chunk
+        ]
+        prompts = [
+            (context.query, [(context.documents[i].title, context.documents[i].text) for i in order])
+            for (context, _), listed in zip(chunk, orders, strict=True)
+            for order in listed
+        ]
+        encoded = iter(encoder.encode_many(prompts))
+        for (context, chosen), listed in zip(chunk, orders, strict=True):
+            for order in listed:
+                one = next(encoded)
+                _write(writers, "tokens", one.input_ids)
+                _write(writers, "rows", _row(one, tokens))
+                _write(writers, "spans", one.document_spans)
+                _write(writers, "orders", order)
+                tokens += one.length
+            _write(writers, "grades", [-1 if document.grade is None else document.grade for document in context.documents])
+            _write(writers, "pairs", chosen)
+            context_name, query_name = context.context_id.encode(), context.query_id.encode()
+            writers["names"].write(context_name + query_name)
+            _write(writers, "name_ends", [names + len(context_name), names + len(context_name) + len(query_name)])
+            documents, pairs, names = documents + len(context.documents), pairs + len(chosen), names + len(context_name) + len(query_name)
+            _write(writers, "documents", [documents])
+            _write(writers, "pair_starts", [pairs])
+
+
+def _row(encoded: EncodedContext, start: int) -> list[int]:
+    lengths = [encoded.prefix_length, encoded.query_length, encoded.calibration_length]
+    return [start, start + encoded.length, *lengths, *encoded.query_rows, *encoded.calibration_rows, int(encoded.is_shortened)]
+
+
+def _write(writers: dict, name: str, values: object) -> None:
+    writers[name].write(np.ascontiguousarray(values, _ARRAYS[name]).tobytes())
+
+
+def _chunks(items: Iterator, size: int) -> Iterator[list]:
+    chunk: list = []
+    for item in items:
+        chunk.append(item)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _join(directory: Path) -> Iterator[tuple[Context, list[tuple[int, int]]]]:
+    """Each context with its pairs as list indices. Both files are read once, side by side: they must be in the same order."""
+    pairs = iterate_pairs(directory / PAIRS_FILE)
+    pair, seen = next(pairs, None), set()
+    for context in iterate_contexts(directory / CONTEXTS_FILE):
+        if context.context_id in seen:
+            raise InputError(f"{directory / CONTEXTS_FILE}: context {context.context_id!r} appears twice; remove one")
+        seen.add(context.context_id)
+        places = {document.doc_id: index for index, document in enumerate(context.documents)}
+        chosen = []
+        while pair is not None and pair.context_id == context.context_id:
+            chosen.append(_indices(directory, pair, places))
+            pair = next(pairs, None)
+        yield context, chosen
+    if pair is not None:
+        state = "stands after the pairs of a later context" if pair.context_id in seen else f"is not in {CONTEXTS_FILE}"
+        raise InputError(f"{directory / PAIRS_FILE}: context {pair.context_id!r} {state}; both files need the same order of contexts")
+
+
+def _indices(directory: Path, pair: Pair, places: dict[str, int]) -> tuple[int, int]:
+    try:
+        return places[pair.chosen], places[pair.rejected]
+    except KeyError as error:
+        raise InputError(f"{directory / PAIRS_FILE}: document {error.args[0]!r} is not in context {pair.context_id!r}") from None
