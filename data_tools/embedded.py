@@ -190,6 +190,7 @@ def convert_gguf(source: Path, directory: Path) -> None:
     """
     import torch
     from safetensors.torch import save_file
+    from tokenizers import pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder, name = str(source.parent), source.name
@@ -200,13 +201,16 @@ def convert_gguf(source: Path, directory: Path) -> None:
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     (directory / "model.safetensors").chmod(0o644)  # safetensors writes private files, a cache may be shared
     config = model.config
-    config.name_or_path = MODEL_NAME
+    config._model_name_or_path = MODEL_NAME
     del config.quantization_config
     config.architectures = [type(model).__name__]
     config.rms_norm_eps = float(f"{config.rms_norm_eps:.6g}")  # GGUF keeps it as float32: 9.999999747378752e-06
     config.save_pretrained(directory)
     model.generation_config.save_pretrained(directory)
-    tokenizer.model_max_length = model.config.max_position_embeddings
+    # GGUF only names its way of splitting ("smollm": digits one by one, then GPT-2's rule); transformers reads the second half.
+    byte_level = tokenizer.backend_tokenizer.pre_tokenizer
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+    tokenizer.model_max_length = config.max_position_embeddings
     tokenizer.save_pretrained(directory)
 
 
