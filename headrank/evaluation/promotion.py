@@ -1,0 +1,67 @@
+"""Middle-to-front promotion: does the score spread in the middle zone bring the right documents to the front."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headrank.evaluation.cells import QueryScores
+from headrank.evaluation.homogenisation import RELEVANT_FROM, middle_zone
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """Counts over all lists of one benchmark: middle-zone documents, and those of them that reached the top quartile."""
+
+    relevant: int
+    relevant_promoted: int
+    irrelevant: int
+    irrelevant_promoted: int
+
+    @property
+    def relevant_rate(self) -> float | None:
+        """Share of relevant middle-zone documents that were promoted (higher is better); None without any."""
+        return self.relevant_promoted / self.relevant if self.relevant else None
+
+    @property
+    def irrelevant_rate(self) -> float | None:
+        """Share of irrelevant middle-zone documents that were promoted (lower is better); None without any."""
+        return self.irrelevant_promoted / self.irrelevant if self.irrelevant else None
+
+    @property
+    def selectivity_gap(self) -> float | None:
+        """Relevant minus irrelevant rate, as a fraction (0.431 is the paper's 43.1 percentage points)."""
+        if self.relevant_rate is None or self.irrelevant_rate is None:
+            return None
+        return self.relevant_rate - self.irrelevant_rate
+
+
+def promotion(rows: Sequence[QueryScores], *, relevant_from: int = RELEVANT_FROM) -> Promotion:
+    """Pool the middle-zone documents (retrieval ranks in the 25th-75th percentile) of all judged lists and count those
+    whose new rank is in the top quartile (new rank <= N/4). Documents that nobody judged count as irrelevant, as in every
+    measure; lists without any judgement are left out.
+    """
+    counts = [0, 0, 0, 0]
+    for row in rows:
+        if row.grades is None:
+            continue
+        in_zone = middle_zone(row.ranks)
+        for is_middle, new_rank, grade in zip(in_zone, row.new_ranks(), row.grades, strict=True):
+            if is_middle:
+                offset = 0 if (grade or 0) >= relevant_from else 2
+                counts[offset] += 1
+                counts[offset + 1] += 4 * new_rank <= len(row.ranks)
+    return Promotion(*counts)
+
+
+def mean_rates(promotions: Sequence[Promotion]) -> tuple[float | None, float | None, float | None]:
+    """Relevant rate, irrelevant rate and gap averaged over benchmarks (each counts once), as the paper's figure does.
+
+    Benchmarks that lack either kind of document are left out; None when nothing is left.
+    """
+    whole = [entry for entry in promotions if entry.selectivity_gap is not None]
+    if not whole:
+        return None, None, None
+    relevant = sum(entry.relevant_rate or 0.0 for entry in whole) / len(whole)
+    irrelevant = sum(entry.irrelevant_rate or 0.0 for entry in whole) / len(whole)
+    return relevant, irrelevant, relevant - irrelevant
