@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from headrank.errors import InputError
-from headrank.formats import read_lines
+from headrank.files import parse_object, read_lines
 
 CONTEXTS_FILE, PAIRS_FILE, SUMMARY_FILE = "contexts.jsonl", "pairs.jsonl", "pairs.summary.json"
 
@@ -81,13 +80,7 @@ def iterate_pairs(path: Path) -> Iterator[Pair]:
 
 def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     for number, line in read_lines(path):
-        try:
-            row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise InputError(f"{path}:{number}: not JSON ({error}); make the file with 'headrank pairs'") from error
-        if not isinstance(row, dict):
-            raise InputError(f"{path}:{number}: expected a JSON object, found {line[:80]!r}")
-        yield number, row
+        yield number, parse_object(path, number, line)
 
 
 def _document(path: Path, number: int, row: object) -> ContextDocument:

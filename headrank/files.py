@@ -1,0 +1,123 @@
+"""Files as such: lines in with their numbers, whole files out or nothing.
+
+Readers accept plain or gzip files (by content, not by name), a byte-order mark and Windows line ends. Every writer goes
+through ``atomic_write``: a reader never sees half a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO
+
+from headrank.errors import InputError
+
+
+@contextlib.contextmanager
+def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO]:
+    """Open a temporary file beside ``path`` and rename it into place on success; on failure leave nothing."""
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"{path}: cannot be written, it is a folder; give the name of a file")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".tmp", dir=path.parent)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror}); check the folder and its permissions") from error
+    try:
+        with os.fdopen(handle, mode, **({} if "b" in mode else {"encoding": "utf-8", "newline": "\n"})) as stream:
+            yield stream
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def _umask() -> int:
+    """The process's umask; mkstemp ignores it and would leave every file private."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
+    """Yield (line number from 1, line without its end) of a plain or gzip text file, skipping blank lines."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"{path}: {'a folder, not a file' if path.is_dir() else 'no such file'}; check the path")
+    number = 0
+    try:
+        with gzip.open(path, "rb") if _is_gzip(path) else open(path, "rb") as stream:
+            for number, raw in enumerate(stream, start=1):
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+                if line.strip():
+                    yield number, line
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}:{number}: not UTF-8 ({error.reason}); convert the file to UTF-8") from error
+    except (EOFError, OSError, zlib.error) as error:
+        raise InputError(f"{path}:{number + 1}: cannot be read ({error}); is the file complete?") from error
+
+
+def _is_gzip(path: Path) -> bool:
+    with open(path, "rb") as stream:
+        return stream.read(2) == b"\x1f\x8b"
+
+
+def parse_object(path: str | os.PathLike[str], number: int, line: str) -> dict:
+    """One line of a JSONL file as an object; everything else is an InputError that names the line."""
+    try:
+        row = json.loads(line)
+    except RecursionError:
+        raise InputError(f"{path}:{number}: JSON nested too deeply: {shown(line)}") from None
+    except ValueError as error:  # also integers of thousands of digits, which are no JSONDecodeError
+        raise InputError(f"{path}:{number}: not JSON ({error}): {shown(line)}") from error
+    if not isinstance(row, dict):
+        raise InputError(f"{path}:{number}: expected a JSON object, found {shown(line)}")
+    if "\\ud" in line or "\\uD" in line:
+        _refuse_surrogates(path, number, row)
+    return row
+
+
+def _refuse_surrogates(path: str | os.PathLike[str], number: int, row: dict) -> None:
+    """JSON can spell half of a surrogate pair, which no UTF-8 file could store again."""
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{path}:{number}: half a surrogate pair (\\ud800 to \\udfff) is not a character; repair the text") from None
+
+
+def shown(line: str, limit: int = 80) -> str:
+    """The beginning of a line as it may stand in a message."""
+    return repr(line if len(line) <= limit else line[:limit] + "…")
+
+
+def write_jsonl(path: str | os.PathLike[str], rows: Iterable[Mapping]) -> None:
+    """Write one JSON object a line, keys in the given order."""
+    with atomic_write(path) as stream:
+        for row in rows:
+            stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def write_json(path: str | os.PathLike[str], value: object) -> None:
+    """Write one indented JSON document that ends with a newline."""
+    with atomic_write(path) as stream:
+        stream.write(json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+
+
+def read_json(path: str | os.PathLike[str]) -> object:
+    """Read one JSON document; a missing or broken file is an InputError."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"{path}: {'a folder, not a file' if path.is_dir() else 'no such file'}; check the path")
+    try:
+        return json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError, OSError) as error:
+        raise InputError(f"{path}: not a JSON file ({error})") from error
