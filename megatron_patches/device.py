@@ -1,0 +1,147 @@
+"""The only module that knows whether CUDA exists: process groups, seeds, and the CPU backend of Megatron-Core.
+
+With CUDA nothing is shimmed: nccl, one GPU a process. Without it the real megatron-core runs over gloo behind a small set of
+stand-ins for ``torch.cuda``. They are installed by an explicit call (``initialize`` or ``install_cpu_backend``), never at
+import, and only on a machine without CUDA.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from headrank.errors import InputError
+
+_cpu_mode: _CpuForCuda | None = None
+
+
+def has_cuda() -> bool:
+    """Whether this process computes on a GPU."""
+    return torch.cuda.is_available()
+
+
+def device() -> torch.device:
+    """Where this process keeps its tensors."""
+    return torch.device("cuda", torch.cuda.current_device()) if has_cuda() else torch.device("cpu")
+
+
+def has_compiled_fusions() -> bool:
+    """Whether Megatron's torch.compile'd fusions pay: on a GPU they do, on a CPU they only start a C++ compiler."""
+    return has_cuda()
+
+
+def initialize(tensor_model_parallel_size: int = 1, *, seed: int = 1234, timeout_minutes: float = 30) -> None:
+    """Join (or start, alone) the process group and set up Megatron's groups and seeds.
+
+    RANK, WORLD_SIZE and LOCAL_RANK come from torchrun; without them this is a world of one. What is left of the world after
+    tensor parallelism is data parallelism. Calling it twice with the same size does nothing.
+    """
+    from megatron.core import parallel_state, tensor_parallel
+
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size % tensor_model_parallel_size:
+        raise InputError(
+            f"--tensor-model-parallel-size {tensor_model_parallel_size} does not divide the {world_size} process(es) of this run; "
+            f"start a multiple of {tensor_model_parallel_size} with torchrun --nproc-per-node"
+        )
+    install_cpu_backend()
+    if has_cuda():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if not torch.distributed.is_initialized():
+        rendezvous: dict[str, Any] = {} if "WORLD_SIZE" in os.environ else {"store": torch.distributed.HashStore()}
+        torch.distributed.init_process_group(
+            backend="nccl" if has_cuda() else "gloo",
+            rank=rank,
+            world_size=world_size,
+            timeout=datetime.timedelta(minutes=timeout_minutes),
+            **rendezvous,
+        )
+    if parallel_state.model_parallel_is_initialized():
+        if parallel_state.get_tensor_model_parallel_world_size() == tensor_model_parallel_size:
+            return
+        parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=tensor_model_parallel_size)
+    torch.manual_seed(seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
+
+
+def shutdown() -> None:
+    """Leave Megatron's groups and the process group; harmless when there are none."""
+    from megatron.core import parallel_state
+
+    if parallel_state.model_parallel_is_initialized():
+        parallel_state.destroy_model_parallel()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def install_cpu_backend() -> None:
+    """Let Megatron-Core run where there is no CUDA. Idempotent; does nothing where CUDA exists."""
+    global _cpu_mode
+    if has_cuda() or _cpu_mode is not None:
+        return
+    cuda: Any = torch.cuda
+    cuda.current_device = lambda: torch.device("cpu")
+    cuda.get_rng_state = cuda.random.get_rng_state = lambda *_, **__: torch.get_rng_state()
+    cuda.set_rng_state = cuda.random.set_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+    cuda.manual_seed = cuda.random.manual_seed = lambda seed: torch.manual_seed(seed)
+    for name in ("synchronize", "empty_cache", "set_device", "reset_peak_memory_stats", "ipc_collect"):
+        setattr(cuda, name, _nothing())
+    for name in ("range_push", "range_pop", "mark"):
+        setattr(cuda.nvtx, name, _nothing())
+    cuda.current_stream = cuda.default_stream = lambda *_, **__: _NoStream()
+    from megatron.core.tensor_parallel import random as megatron_random
+
+    # These two reach into torch._C or keep their own reference, so the functions above do not cover them.
+    megatron_random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
+    megatron_random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+    logging.getLogger(megatron_random.__name__).addFilter(_is_not_the_shared_generator_warning)
+    _cpu_mode = _CpuForCuda()
+    _cpu_mode.__enter__()
+
+
+def _nothing() -> Callable[..., None]:
+    """A CUDA call that means nothing on a CPU; a new function each time, because dynamo's tables refuse the same one twice."""
+    return lambda *_, **__: None
+
+
+def _is_not_the_shared_generator_warning(record: logging.LogRecord) -> bool:
+    """Here the "CUDA" generator is the CPU's, so "CPU RNG state changed within GPU RNG context" is no news."""
+    return "CPU RNG state changed" not in record.getMessage()
+
+
+class _NoStream:
+    """A stream that is always done: gloo and CPU kernels are in program order."""
+
+    wait_stream = wait_event = record_event = synchronize = _nothing()
+
+
+class _CpuForCuda(TorchFunctionMode):
+    """Rewrites what names CUDA explicitly: device arguments, ``.cuda()``, and the type names the optimizer compares."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if func is torch.Tensor.type and len(args) == 1 and not kwargs:
+            return func(*args).replace("torch.", "torch.cuda.", 1)
+        if _names_cuda(kwargs.get("device")):
+            kwargs["device"] = "cpu"
+        if func is torch.Tensor.to and len(args) > 1 and _names_cuda(args[1]):
+            args = (args[0], "cpu", *args[2:])
+        return func(*args, **kwargs)
+
+
+def _names_cuda(value: Any) -> bool:
+    """Whether a device argument asks for CUDA: "cuda", "cuda:0" or a torch.device; a bare index counts too."""
+    if isinstance(value, torch.device):
+        return value.type == "cuda"
+    return isinstance(value, str) and value.startswith("cuda")

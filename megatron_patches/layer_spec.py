@@ -1,0 +1,79 @@
+"""Layer specs with HeadRank's core attention in its slot, for our model and for stock Megatron-LM's ``--spec``.
+
+``--spec megatron_patches.layer_spec QWEN3_LAYER_SPEC`` (or ``LLAMA_LAYER_SPEC``) is all that stock Megatron needs.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from typing import Any
+
+import torch
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_layer_with_transformer_engine_spec
+from megatron.core.transformer.identity_op import IdentityFuncOp, IdentityOp
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.torch_norm import WrappedTorchNorm
+from megatron.core.transformer.transformer_layer import TransformerLayer
+
+from megatron_patches.attention import FusedHeadRankCoreAttention, HeadRankCoreAttention, QueryKeyAttention
+
+
+def has_transformer_engine() -> bool:
+    """Whether Transformer Engine and its torch extension are installed (an extra, for GPUs)."""
+    return importlib.util.find_spec("transformer_engine_torch") is not None
+
+
+def layer_spec(*, qk_norm: bool, use_transformer_engine: bool | None = None) -> ModuleSpec:
+    """A whole decoder layer; ``use_transformer_engine`` None takes it where it is installed."""
+    use_transformer_engine = has_transformer_engine() if use_transformer_engine is None else use_transformer_engine
+    if use_transformer_engine:
+        spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=qk_norm)
+        spec.submodules.self_attention.submodules.core_attention = FusedHeadRankCoreAttention
+    else:
+        spec = get_gpt_layer_local_spec(qk_layernorm=qk_norm, normalization="RMSNorm")
+        spec.submodules.self_attention.submodules.core_attention = HeadRankCoreAttention
+    return spec
+
+
+class QueryKeyLayer(TransformerLayer):
+    """Layer l_max: input norm, Q and K, rows. There is no MLP, and the output is the input, which nobody uses."""
+
+    def forward(self, hidden_states: torch.Tensor, **arguments: Any) -> tuple[torch.Tensor, None]:
+        """Read the rows into the capture among the arguments (those of a TransformerLayer)."""
+        self.self_attention(self.input_layernorm(hidden_states), **arguments)
+        return hidden_states, None
+
+
+def query_key_layer_spec(*, qk_norm: bool, use_transformer_engine: bool | None = None) -> ModuleSpec:
+    """The last layer of a truncated model: the same input norm and Q/K modules, everything after them left out."""
+    spec = copy.copy(layer_spec(qk_norm=qk_norm, use_transformer_engine=use_transformer_engine))
+    submodules = copy.copy(spec.submodules)
+    attention = copy.copy(submodules.self_attention)
+    attention.module = QueryKeyAttention
+    submodules.self_attention = attention
+    submodules.self_attn_bda = IdentityFuncOp
+    submodules.pre_mlp_layernorm = IdentityOp
+    submodules.mlp = IdentityOp
+    submodules.mlp_bda = IdentityFuncOp
+    # On disk both spellings of the norm in front of Q and K have one name, that of a whole layer.
+    submodules.sharded_state_dict_keys_map = {
+        "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
+        "self_attention.linear_qk.layer_norm_": "self_attention.linear_qkv.layer_norm_",
+    }
+    spec.module, spec.submodules = QueryKeyLayer, submodules
+    return spec
+
+
+def final_norm(use_transformer_engine: bool | None = None) -> type:
+    """The norm module after the last layer."""
+    use_transformer_engine = has_transformer_engine() if use_transformer_engine is None else use_transformer_engine
+    if use_transformer_engine:
+        from megatron.core.extensions.transformer_engine import TENorm
+
+        return TENorm
+    return WrappedTorchNorm
+
+
+QWEN3_LAYER_SPEC = layer_spec(qk_norm=True)
+LLAMA_LAYER_SPEC = layer_spec(qk_norm=False)

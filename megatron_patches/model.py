@@ -1,0 +1,248 @@
+"""The Megatron model HeadRank trains: embeddings and decoder layers 0..l_max, the last of which only makes Q and K.
+
+No output layer and no final norm unless they are asked for (conversion, parity tests). Head numbers outside are Hugging
+Face's; inside, rank r owns heads r*P .. r*P + P - 1. Shapes: B batch, S sequence, P heads on this rank, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.enums import ModelType
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch.utils.checkpoint import checkpoint
+
+from headrank.attention import BranchLayout
+from headrank.errors import InputError
+from megatron_patches import device
+from megatron_patches.attention import LayerRows, RowCapture
+from megatron_patches.layer_spec import final_norm, has_transformer_engine, layer_spec, query_key_layer_spec
+from megatron_patches.shape import ModelShape, check_tensor_parallel_size, valid_tensor_parallel_sizes
+
+__all__ = ["CapturedRows", "HeadRankModel", "ModelShape", "build_model", "build_transformer_config", "valid_tensor_parallel_sizes"]
+
+
+@dataclass
+class CapturedRows:
+    """What one micro-batch's forward read on this rank: layer -> its heads here and their rows, in ascending layers.
+
+    Every captured layer is present on every rank, with no heads where this rank owns none of the asked ones.
+    """
+
+    rows: dict[int, LayerRows] = field(default_factory=dict)
+
+
+def build_transformer_config(
+    shape: ModelShape,
+    *,
+    tensor_model_parallel_size: int = 1,
+    dtype: torch.dtype = torch.float32,
+    recompute: bool = False,
+    sequence_parallel: bool = False,
+    perform_initialization: bool = True,
+    **overrides: Any,
+) -> TransformerConfig:
+    """Megatron's configuration of this model. ``recompute`` keeps only layer inputs and recomputes each layer in backward.
+
+    ``perform_initialization`` False leaves fresh weights undefined, for models that are about to be loaded.
+    """
+    check_tensor_parallel_size(shape, tensor_model_parallel_size)
+    if sequence_parallel and not has_transformer_engine():
+        raise InputError("--sequence-parallel needs Transformer Engine (torch's RMSNorm does not support it); install headrank[te]")
+    settings: dict[str, Any] = {
+        "num_layers": shape.layers,
+        "hidden_size": shape.hidden,
+        "ffn_hidden_size": shape.ffn,
+        "num_attention_heads": shape.heads,
+        "num_query_groups": shape.groups,
+        "kv_channels": shape.head_dim,
+        "layernorm_epsilon": shape.eps,
+        "normalization": "RMSNorm",
+        "qk_layernorm": shape.has_qk_norm,
+        "add_bias_linear": False,
+        "add_qkv_bias": shape.has_qkv_bias,
+        "gated_linear_unit": True,
+        "activation_func": torch.nn.functional.silu,
+        "attention_dropout": 0.0,  # Megatron's own default is 0.1
+        "hidden_dropout": 0.0,
+        "apply_rope_fusion": False,  # the fused kernel knows no per-row positions, and the calibration branch restarts them
+        "bias_activation_fusion": device.has_compiled_fusions(),
+        "bias_dropout_fusion": device.has_compiled_fusions(),
+        "gradient_accumulation_fusion": False,
+        "persist_layer_norm": False,
+        "tensor_model_parallel_size": tensor_model_parallel_size,
+        "sequence_parallel": sequence_parallel,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype == torch.bfloat16,
+        "fp16": dtype == torch.float16,
+        "perform_initialization": perform_initialization,
+    }
+    if recompute:
+        settings |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    return TransformerConfig(**{**settings, **overrides})
+
+
+def build_model(
+    shape: ModelShape,
+    *,
+    last_layer: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    transformer_config: TransformerConfig | None = None,
+    has_output: bool = False,
+    recompute: bool = False,
+    padded_vocab_size: int | None = None,
+    use_transformer_engine: bool | None = None,
+) -> HeadRankModel:
+    """This rank's part of the model, on this rank's device, its weights not yet loaded.
+
+    ``last_layer`` is l_max: layers above it do not exist and it makes only Q and K. None builds the full depth.
+    ``has_output`` adds final norm and output layer (full depth only).
+    """
+    tensor_parallel_size = parallel_state.get_tensor_model_parallel_world_size()
+    if last_layer is not None and not 0 <= last_layer < shape.layers:
+        raise InputError(f"layer {last_layer} does not exist in a model of {shape.layers} layers; were the heads selected on it?")
+    config = transformer_config or build_transformer_config(
+        shape, tensor_model_parallel_size=tensor_parallel_size, dtype=dtype, recompute=recompute
+    )
+    check_tensor_parallel_size(shape, tensor_parallel_size)
+    if config.recompute_granularity == "selective" and "core_attn" in (config.recompute_modules or ["core_attn"]):
+        raise InputError("--recompute-granularity selective would recompute the core attention without its captured rows; use 'full'")
+    config.num_layers = shape.layers if last_layer is None else last_layer + 1
+    return HeadRankModel(
+        config,
+        shape,
+        is_truncated=last_layer is not None,
+        has_output=has_output,
+        padded_vocab_size=padded_vocab_size or shape.padded_vocab(tensor_parallel_size),
+        use_transformer_engine=use_transformer_engine,
+    )
+
+
+class HeadRankModel(MegatronModule):
+    """Token embeddings and decoder layers that give the attention rows of chosen heads instead of logits."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        shape: ModelShape,
+        *,
+        is_truncated: bool,
+        has_output: bool,
+        padded_vocab_size: int,
+        use_transformer_engine: bool | None,
+    ) -> None:
+        super().__init__(config=config)
+        assert not (is_truncated and has_output), "a truncated model has no output"
+        self.shape, self.is_truncated, self.has_output = shape, is_truncated, has_output
+        self.model_type = ModelType.encoder_or_decoder
+        self.pre_process = self.post_process = True  # asked for by Megatron's schedules and gradient finalisation
+        self.share_embeddings_and_output_weights = shape.is_tied
+        self.vp_stage = None
+        self.pg_collection = ProcessGroupCollection.use_mpu_process_groups()
+        self.tp_group = self.pg_collection.tp
+        self.padded_vocab_size = padded_vocab_size
+        self.embedding = LanguageModelEmbedding(
+            config=config,
+            vocab_size=padded_vocab_size,
+            max_sequence_length=shape.max_positions,
+            position_embedding_type="rope",
+            tp_group=self.tp_group,
+        )
+        options = {"qk_norm": shape.has_qk_norm, "use_transformer_engine": use_transformer_engine}
+        specs = [layer_spec(**options) for _ in range(config.num_layers)]
+        if is_truncated:
+            specs[-1] = query_key_layer_spec(**options)
+        self.decoder = TransformerBlock(
+            config=config,
+            spec=TransformerBlockSubmodules(layer_specs=specs, layer_norm=final_norm(use_transformer_engine)),
+            post_process=has_output,
+            pg_collection=self.pg_collection,
+        )
+        if has_output:
+            self.output_layer = tensor_parallel.ColumnParallelLinear(
+                config.hidden_size,
+                padded_vocab_size,
+                config=config,
+                init_method=config.init_method,
+                bias=False,
+                gather_output=True,
+                skip_weight_param_allocation=shape.is_tied,
+                tp_group=self.tp_group,
+            )
+        # a plain attribute, not a buffer: a bf16 wrapper would round the frequencies
+        self.inverse_frequencies = shape.inverse_frequencies().to(device.device())
+
+    @property
+    def heads_on_rank(self) -> range:
+        """The Hugging Face numbers of this rank's query heads."""
+        count = self.shape.heads // self.tp_group.size()
+        return range(self.tp_group.rank() * count, (self.tp_group.rank() + 1) * count)
+
+    def set_input_tensor(self, input_tensor: Any) -> None:
+        """Part of the pipeline schedule's interface; without pipeline parallelism there is never one."""
+
+    def forward(self, input_ids_BS: torch.Tensor, layout: BranchLayout, heads_by_layer: Mapping[int, Sequence[int]]) -> CapturedRows:
+        """The rows of the given heads (Hugging Face numbers) that live on this rank. Stops after the deepest layer asked for.
+
+        Under recomputation the rows are outputs of the recomputed region, so they carry gradient all the same.
+        """
+        self._check_heads(heads_by_layer)
+        hidden_SBE = self.embedding(input_ids=input_ids_BS, position_ids=layout.position_ids_BS)
+        rotary_SB1D = self._rotary(layout.position_ids_BS)
+        captured = CapturedRows()
+        for layer in range(max(heads_by_layer) + 1):
+            hidden_SBE, rows = self._run_layer(layer, hidden_SBE, rotary_SB1D, layout, heads_by_layer.get(layer))
+            if rows is not None:
+                captured.rows[layer] = rows
+        return captured
+
+    def logits(self, input_ids_BS: torch.Tensor, layout: BranchLayout) -> torch.Tensor:
+        """Logits [B, S, vocabulary] on every rank, padding columns cut off; needs ``has_output``."""
+        hidden_SBE = self.embedding(input_ids=input_ids_BS, position_ids=layout.position_ids_BS)
+        rotary_SB1D = self._rotary(layout.position_ids_BS)
+        for layer in range(self.config.num_layers):
+            hidden_SBE, _ = self._run_layer(layer, hidden_SBE, rotary_SB1D, layout, None)
+        weight = self.embedding.word_embeddings.weight if self.shape.is_tied else None
+        logits_SBV, _ = self.output_layer(self.decoder.final_layernorm(hidden_SBE), weight=weight)
+        return logits_SBV.transpose(0, 1)[..., : self.shape.vocab]
+
+    def _run_layer(
+        self, layer: int, hidden_SBE: torch.Tensor, rotary_SB1D: torch.Tensor, layout: BranchLayout, heads: Sequence[int] | None
+    ) -> tuple[torch.Tensor, LayerRows | None]:
+        """One decoder layer and the rows of its heads, recomputed in backward when the configuration says so."""
+        mine = None if heads is None else [head - self.heads_on_rank.start for head in heads if head in self.heads_on_rank]
+
+        def run(hidden_SBE: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            # a capture of its own inside the region: recomputation must not write into the outer one
+            capture = RowCapture(layout=layout, local_heads_by_layer={} if mine is None else {layer: mine})
+            output, _ = self.decoder.layers[layer](
+                hidden_states=hidden_SBE, attention_mask=None, rotary_pos_emb=rotary_SB1D, packed_seq_params=capture
+            )
+            return output, *capture.rows.get(layer, ())
+
+        if self.config.recompute_granularity == "full" and torch.is_grad_enabled():
+            output, *rows = checkpoint(run, hidden_SBE, use_reentrant=False, preserve_rng_state=False)
+        else:
+            output, *rows = run(hidden_SBE)
+        if mine is None:
+            return output, None
+        return output, LayerRows(tuple(head + self.heads_on_rank.start for head in mine), *rows)
+
+    def _rotary(self, position_ids_BS: torch.Tensor) -> torch.Tensor:
+        """Rotary angles [S, B, 1, D] by position id, so that the calibration branch can restart its positions."""
+        angles_SBD = position_ids_BS.t()[..., None].float() * self.inverse_frequencies
+        return torch.cat((angles_SBD, angles_SBD), dim=-1)[:, :, None, :]
+
+    def _check_heads(self, heads_by_layer: Mapping[int, Sequence[int]]) -> None:
+        """Heads that the model lacks are the caller's mistake; a head below l_max only is fine."""
+        assert heads_by_layer, "no heads were asked for"
+        assert max(heads_by_layer) < self.config.num_layers, f"layer {max(heads_by_layer)} is above the model's last layer"
