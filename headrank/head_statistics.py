@@ -7,6 +7,7 @@ are small functions of these arrays, so that they can be kept on disk and anothe
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import zipfile
 from collections.abc import Sequence
@@ -103,7 +104,8 @@ def model_fingerprint(reader: AttentionReader) -> str:
 
     Sampling 4 MiB a file finds any retrained model without reading gigabytes; a hub name stands for itself.
     """
-    digest = hashlib.sha256(f"{reader.model.dtype}|{reader.device.type}|{reader.config.to_json_string(use_diff=False)}".encode())
+    config = {key: value for key, value in reader.config.to_dict().items() if key != "_name_or_path"}
+    digest = hashlib.sha256(f"{reader.model.dtype}|{reader.device.type}|{json.dumps(config, sort_keys=True, default=str)}".encode())
     folder = Path(reader.name)
     files = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.bin")) if folder.is_dir() else []
     if not files:
