@@ -141,9 +141,7 @@ def replace_calibration_rows(
     return context.scatter(2, index[..., : value.shape[3]], rows.to(context.dtype))
 
 
-def causal_context(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None = None
-) -> torch.Tensor:
+def causal_context(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None = None) -> torch.Tensor:
     """Causal attention, or sliding-window attention in blocks of ``window`` so that memory stays linear in S."""
     grouped = key.shape[1] != query.shape[1]
     num_tokens = query.shape[2]

@@ -15,43 +15,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from headrank.errors import InputError
+from headrank.loss_settings import LossSettings
 
-OBJECTIVES = ("headrank", "ranknet")
-SCALINGS = ("constant", "standardise", "max-min")
-DEFAULT_SCALES = {"constant": 10.0, "standardise": 1.0, "max-min": 4.0}  # ours: each brings |s+ - s-| to about 1
 SMALLEST_SPREAD = 1e-12  # a list of equal scores has no spread to divide by; it stays as it is
-
-
-@dataclass(frozen=True)
-class LossSettings:
-    """Weights of the objective. A weight of zero removes its term (the ablations w/o Omega and w/o prox)."""
-
-    objective: str = "headrank"  # "ranknet" is the paper's "w/ SFT": -log sigmoid alone, no anchor, no regulariser
-    scaling: str = "constant"  # ours
-    scale: float = 10.0  # ours
-    margin: float = 1.0  # m, ours
-    linear_weight: float = 0.05  # alpha, the paper's
-    proximal_weight: float = 0.05  # beta, the paper's
-    entropy_weight: float = 0.01  # gamma, ours
-    variance_weight: float = 0.01  # eta, ours
-    temperature: float = 1.0  # of p = softmax(s / T), ours
-
-    def __post_init__(self) -> None:
-        if self.objective not in OBJECTIVES:
-            raise InputError(f"loss: objective {self.objective!r} is not one of {', '.join(OBJECTIVES)}")
-        if self.scaling not in SCALINGS:
-            raise InputError(f"loss: scaling {self.scaling!r} is not one of {', '.join(SCALINGS)}")
-        if not self.scale > 0 or not self.temperature > 0:
-            raise InputError(f"loss: scale {self.scale} and temperature {self.temperature} must be above 0")
-        for name in ("margin", "linear_weight", "proximal_weight", "entropy_weight", "variance_weight"):
-            if not getattr(self, name) >= 0:
-                raise InputError(f"loss: {name} {getattr(self, name)} must not be negative")
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether the objective looks at the frozen model at all."""
-        return self.objective == "headrank" and self.proximal_weight > 0
 
 
 @dataclass(frozen=True)

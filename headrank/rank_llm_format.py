@@ -102,12 +102,20 @@ def _candidate(place: str, rank: int, item: object, corpus: dict[str, Document])
     doc_id, score, doc = _identifier(item.get("docid")), item.get("score"), item["doc"]
     if doc_id is None:
         raise InputError(f"{place}: candidate {rank} has the docid {item.get('docid')!r}; it needs one without spaces")
-    if not isinstance(score, int | float) or isinstance(score, bool) or not math.isfinite(score):
-        raise InputError(f"{place}: candidate {doc_id!r} has the score {score!r}, which is not a number")
     text, title = next((doc[key] for key in _TEXT_KEYS if key in doc), None), doc.get("title") or ""
     if not isinstance(text, str) or not isinstance(title, str):
         raise InputError(f"{place}: candidate {doc_id!r} has no text; 'doc' needs one of {', '.join(_TEXT_KEYS)}")
     document = Document(doc_id, title, text)
     if corpus.setdefault(doc_id, document) != document:
         raise InputError(f"{place}: document {doc_id!r} has another text than before in the file; give each document its own id")
-    return Candidate(doc_id, rank, float(score))
+    return Candidate(doc_id, rank, _finite(place, doc_id, score))
+
+
+def _finite(place: str, doc_id: str, score: object) -> float:
+    try:
+        value = float(score) if isinstance(score, int | float) and not isinstance(score, bool) else math.nan
+    except OverflowError:
+        value = math.inf
+    if not math.isfinite(value):
+        raise InputError(f"{place}: candidate {doc_id!r} has the score {str(score)[:40]!r}, which is not a finite number")
+    return value

@@ -28,7 +28,9 @@ _log = logging.getLogger(__name__)
 class AttentionReader:
     """A decoder whose attention can be read; made with ``load``."""
 
-    def __init__(self, model: torch.nn.Module, tokenizer: Any, prompt: PromptTemplate, name: str, num_layers: int, max_length: int | None) -> None:
+    def __init__(
+        self, model: torch.nn.Module, tokenizer: Any, prompt: PromptTemplate, name: str, num_layers: int, max_length: int | None
+    ) -> None:
         """``num_layers`` is the depth of the whole model; ``model`` may hold fewer layers."""
         self.model, self.tokenizer, self.name, self.num_layers = model, tokenizer, name, num_layers
         self.config = _text_config(model.config)
@@ -58,8 +60,7 @@ class AttentionReader:
         dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
         config = load_config(model)
         text = _text_config(config)
-        # a truncated export says how deep its source was, so that head sets of the whole model still fit it
-        num_layers = getattr(text, "headrank_source_layers", None) or int(text.num_hidden_layers)
+        num_layers = int(text.num_hidden_layers)
         if last_layer is not None:
             truncate_config(text, last_layer + 1)
         try:
@@ -76,9 +77,7 @@ class AttentionReader:
         self.encoder = PromptEncoder(self.tokenizer, prompt, self.encoder.max_length)
 
     @torch.inference_mode()
-    def read(
-        self, contexts: Sequence[EncodedContext], heads_by_layer: Mapping[int, Sequence[int]], *, stop_early: bool = True
-    ) -> Capture:
+    def read(self, contexts: Sequence[EncodedContext], heads_by_layer: Mapping[int, Sequence[int]], *, stop_early: bool = True) -> Capture:
         """Forward a batch and return the rows of the heads asked for, stopping inside the deepest of their layers."""
         deepest = max(heads_by_layer)
         if deepest >= self.loaded_layers:
@@ -100,7 +99,15 @@ def load_config(model: str | Path) -> Any:
     try:
         return AutoConfig.from_pretrained(model)
     except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{model}: no model there ({_first_line(error)}); give a Hugging Face directory, a hub name or 'embedded'") from error
+        raise InputError(
+            f"{model}: no model there ({_first_line(error)}); give a Hugging Face directory, a hub name or 'embedded'"
+        ) from error
+
+
+def model_size(model: str | Path) -> tuple[int, int]:
+    """(layers, query heads) of a model, from its configuration alone."""
+    config = _text_config(load_config(model))
+    return int(config.num_hidden_layers), int(config.num_attention_heads)
 
 
 def _text_config(config: Any) -> Any:

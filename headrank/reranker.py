@@ -19,7 +19,7 @@ from headrank.capture import Capture
 from headrank.errors import InputError
 from headrank.heads import HeadSet, head_name
 from headrank.prompt import PromptTemplate
-from headrank.reader import AttentionReader, read_headrank_json
+from headrank.reader import AttentionReader, model_size, read_headrank_json
 from headrank.scores import calibrated_scores, kept_tokens, sum_over_documents
 from headrank.spans import EncodedContext
 
@@ -85,6 +85,7 @@ class HeadRankReranker:
         The prompt is the heads' own unless one is given. Layers above the deepest head are not loaded.
         """
         chosen = _choose_heads(model, heads, prompt)
+        chosen.check_fits(*model_size(model), str(model))
         reader = AttentionReader.load(
             model, prompt=prompt or chosen.prompt, last_layer=chosen.l_max, device=device, dtype=dtype, max_length=max_length
         )
@@ -120,9 +121,7 @@ class HeadRankReranker:
             ranked.append(rows)
         return ranked
 
-    def score_lists(
-        self, requests: Sequence[tuple[str, Sequence[DocumentLike]]], *, batch_size: int | None = None
-    ) -> list[ListScores]:
+    def score_lists(self, requests: Sequence[tuple[str, Sequence[DocumentLike]]], *, batch_size: int | None = None) -> list[ListScores]:
         """The scores of each list in the order its documents were given."""
         pairs = [(query, [_title_and_text(document) for document in documents]) for query, documents in requests]
         orders = [self.reader.encoder.template.prompt_order(len(documents)) for _, documents in pairs]
@@ -201,15 +200,14 @@ def _choose_heads(model: str | Path, heads: HeadSet | str | Path | None, prompt:
     if isinstance(heads, HeadSet):
         return heads
     if heads == "all":
-        from headrank.reader import _text_config, load_config
-
-        config = _text_config(load_config(model))
-        return HeadSet.all_heads(int(config.num_hidden_layers), int(config.num_attention_heads), model=str(model), prompt=prompt)
+        return HeadSet.all_heads(*model_size(model), model=str(model), prompt=prompt)
     if heads is not None:
         return HeadSet.load(heads)
     exported = read_headrank_json(model)
     if exported is None:
-        raise InputError(f"{model}: no headrank.json beside this model; give heads=... (a heads.json from 'headrank select-heads', or 'all')")
+        raise InputError(
+            f"{model}: no headrank.json beside this model; give heads=... (a heads.json from 'headrank select-heads', or 'all')"
+        )
     return HeadSet.from_dict(exported["heads"])
 
 
@@ -219,4 +217,6 @@ def _title_and_text(document: DocumentLike) -> tuple[str, str]:
         return "", document
     if isinstance(document, Mapping) and isinstance(document.get("text"), str):
         return document.get("title") or "", document["text"]
-    raise InputError(f"a document must be a string or a mapping with 'text' (and 'title'), found {type(document).__name__}: {str(document)[:60]!r}")
+    raise InputError(
+        f"a document must be a string or a mapping with 'text' (and 'title'), found {type(document).__name__}: {str(document)[:60]!r}"
+    )

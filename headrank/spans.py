@@ -57,9 +57,7 @@ class PromptEncoder:
         """Encode one query with its (title, text) documents in prompt order."""
         return self.encode_many([(query, documents)], keep_text=keep_text)[0]
 
-    def encode_many(
-        self, contexts: Sequence[tuple[str, Sequence[tuple[str, str]]]], *, keep_text: bool = False
-    ) -> list[EncodedContext]:
+    def encode_many(self, contexts: Sequence[tuple[str, Sequence[tuple[str, str]]]], *, keep_text: bool = False) -> list[EncodedContext]:
         """Encode many contexts with one tokenizer call for the prefixes and one for the branches."""
         for query, documents in contexts:
             if not query.strip():
@@ -69,10 +67,7 @@ class PromptEncoder:
         prefixes = [self._prefix([self._clean(*document) for document in documents]) for _, documents in contexts]
         branches = self._branches([query for query, _ in contexts])
         tokenised = self._tokenise([text for text, _ in prefixes])
-        return [
-            self._join(prefix, tokens, branch, keep_text)
-            for prefix, tokens, branch in zip(prefixes, tokenised, branches, strict=True)
-        ]
+        return [self._join(prefix, tokens, branch, keep_text) for prefix, tokens, branch in zip(prefixes, tokenised, branches, strict=True)]
 
     def _clean(self, title: str, text: str) -> str:
         return neutralise(self.template.document_text(title, text), self._special)
@@ -143,8 +138,7 @@ class PromptEncoder:
             is_shortened=is_shortened,
             document_texts=tuple(text[begin:end] for begin, end in ranges) if keep_text else (),
             token_offsets=tuple(
-                np.clip(offsets[first:last] - begin, 0, end - begin)
-                for (first, last), (begin, end) in zip(spans, ranges, strict=True)
+                np.clip(offsets[first:last] - begin, 0, end - begin) for (first, last), (begin, end) in zip(spans, ranges, strict=True)
             )
             if keep_text
             else (),

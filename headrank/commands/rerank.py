@@ -36,11 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--method", default="headrank", help="headrank (default), icr, core, qr, niah, rankgpt or bm25")
     group.add_argument("--heads", metavar="FILE", help="heads.json (default: the model's headrank.json; icr needs none)")
     group.add_argument("--depth", type=options.positive_int, default=40, metavar="N", help="candidates reranked per query (default 40)")
-    group.add_argument("--batch-size", type=options.positive_int, default=1, metavar="B", help="queries per forward (default 1; the paper uses 16 on GPUs)")
+    group.add_argument(
+        "--batch-size", type=options.positive_int, default=1, metavar="B", help="queries per forward (default 1; the paper uses 16 on GPUs)"
+    )
     group.add_argument("--no-calibration", action="store_true", help="rank by raw attention mass")
     group.add_argument("--shuffle", type=int, metavar="SEED", help="shuffle each candidate list before prompting: shows position bias")
     group.add_argument("--only", metavar="FILE", help="rerank only the query ids in this file")
-    group.add_argument("--scores", metavar="FILE", help="also write per-document scores as JSON lines, for the analyses of 'headrank report'")
+    group.add_argument(
+        "--scores", metavar="FILE", help="also write per-document scores as JSON lines, for the analyses of 'headrank report'"
+    )
     group.add_argument("--meta", metavar="FILE", help="also write seconds, tokens, heads and versions as JSON")
     group.add_argument("--tag", default=None, help="run tag (default: the method's name)")
     group.add_argument("--restart", action="store_true", help="forget an interrupted run and begin anew")
@@ -70,7 +74,9 @@ def run(args: argparse.Namespace) -> int:
     started = time.perf_counter()
     ranker = _build_ranker(args) if pending else None
     loaded = time.perf_counter()
-    bar = options.progress(_batches(pending, args.batch_size), total=-(-len(pending) // args.batch_size), description="rerank", unit="batch")
+    bar = options.progress(
+        _batches(pending, args.batch_size), total=-(-len(pending) // args.batch_size), description="rerank", unit="batch"
+    )
     for batch in bar if rank == 0 else _batches(pending, args.batch_size):
         store.add(_score(ranker, batch))
     store.close()
@@ -111,7 +117,9 @@ def _requests(args: argparse.Namespace) -> list[Request]:
         queries, candidates = collection.queries(), collection.run()
         unknown = sorted(set(candidates) - set(queries))
         if unknown:
-            raise InputError(f"{collection.run_path}: query {unknown[0]!r} is not in {collection.queries_path} ({len(unknown)} such queries)")
+            raise InputError(
+                f"{collection.run_path}: query {unknown[0]!r} is not in {collection.queries_path} ({len(unknown)} such queries)"
+            )
         wanted = {row.doc_id for rows in candidates.values() for row in rows[: args.depth]}
         corpus = collection.documents(wanted)
     only = options.read_id_list(args.only) if args.only else None
@@ -163,7 +171,11 @@ def _build_ranker(args: argparse.Namespace) -> Any:
 def _fingerprint(args: argparse.Namespace, requests: list[Request]) -> str:
     """A key of everything that decides the result, so that a changed command never continues another's work."""
     digest = hashlib.sha256()
-    settings = {name: value for name, value in sorted(vars(args).items()) if name not in ("output", "scores", "meta", "restart", "tag", "batch_size")}
+    settings = {
+        name: value
+        for name, value in sorted(vars(args).items())
+        if name not in ("output", "scores", "meta", "restart", "tag", "batch_size")
+    }
     digest.update(json.dumps(settings, default=str).encode())
     if args.heads:
         digest.update(Path(args.heads).read_bytes())

@@ -85,7 +85,9 @@ def test_early_exit_equals_full_depth_bit_for_bit(model_directory: Path) -> None
 
 def test_batches_of_unequal_lengths_and_any_padding_change_nothing(model_directory: Path) -> None:
     reader = AttentionReader.load(model_directory)
-    contexts = reader.encoder.encode_many([(QUERY, DOCUMENTS), ("cost of concrete floors in a house", DOCUMENTS[:2]), ("rosin", DOCUMENTS[1:])])
+    contexts = reader.encoder.encode_many(
+        [(QUERY, DOCUMENTS), ("cost of concrete floors in a house", DOCUMENTS[:2]), ("rosin", DOCUMENTS[1:])]
+    )
     heads = {0: [0, 3], 3: [7, 1]}
     together = reader.read(contexts, heads)
     ids, layout = batch_contexts(contexts, 0, pad_to=max(context.length for context in contexts) + 37)
