@@ -17,7 +17,9 @@ Item = TypeVar("Item")
 def add_collection_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """--collection DIR, or the single files."""
     group = parser.add_argument_group("collection")
-    group.add_argument("--collection", metavar="DIR", required=False, help="a folder with queries.tsv, corpus.jsonl[.gz], qrels.txt, run.bm25.txt")
+    group.add_argument(
+        "--collection", metavar="DIR", required=False, help="a folder with queries.tsv, corpus.jsonl[.gz], qrels.txt, run.bm25.txt"
+    )
     group.add_argument("--queries", metavar="FILE", help="queries (id, tab, text) instead of the collection's")
     group.add_argument("--corpus", metavar="FILE", help="corpus.jsonl or .jsonl.gz instead of the collection's")
     group.add_argument("--qrels", metavar="FILE", help="TREC judgements instead of the collection's")
