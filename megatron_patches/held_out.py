@@ -1,0 +1,65 @@
+"""Held-out quality during training: NDCG@10 and preference accuracy on contexts no pair of which is trained on.
+
+NDCG@10 has linear gains as trec_eval; its ideal ranking is that of the candidate list (the context is all there is here), so it
+compares checkpoints with each other; numbers for a table come from 'headrank evaluate'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from data_tools.training_set import Sample, TrainingSet
+from headrank.heads import HeadSet
+from megatron_patches.batches import make_batch
+from megatron_patches.train_step import score_batch
+
+CUTOFF = 10
+
+
+@torch.no_grad()
+def score_sample(model: torch.nn.Module, sample: Sample, heads: HeadSet, device: torch.device) -> np.ndarray:
+    """The scores float32 [N] of one context under the given weights, in prompt order."""
+    batch = make_batch((sample,), None, device)
+    return score_batch(model, batch, heads)[0].float().cpu().numpy()
+
+
+def ndcg(scores: np.ndarray, grades: np.ndarray, cutoff: int = CUTOFF) -> float:
+    """NDCG at ``cutoff`` of one list; unjudged documents (grade below 0) gain nothing; no relevant document gives 0."""
+    gains = np.maximum(grades, 0).astype(np.float64)
+    discounts = 1.0 / np.log2(np.arange(2, min(cutoff, len(gains)) + 2))
+    ideal = float((np.sort(gains)[::-1][: len(discounts)] * discounts).sum())
+    ranked = gains[np.argsort(-scores, kind="stable")][: len(discounts)]
+    return float((ranked * discounts).sum()) / ideal if ideal > 0 else 0.0
+
+
+def preference_accuracy(scores: np.ndarray, pairs: np.ndarray) -> float:
+    """Share of pairs whose chosen document scores higher; a tie is half right."""
+    difference = scores[pairs[:, 0]] - scores[pairs[:, 1]]
+    return float(((difference > 0) + 0.5 * (difference == 0)).mean())
+
+
+def held_out_samples(held_out: TrainingSet, limit: int | None) -> list[Sample]:
+    """Every held-out context with all its pairs, in one order: the first shuffle where there are any, else the retriever's."""
+    permutation = held_out.permutation_ids[0]
+    count = held_out.num_contexts if limit is None else min(limit, held_out.num_contexts)
+    return [held_out.whole_context(context, permutation) for context in range(count)]
+
+
+def evaluate(
+    samples: Sequence[Sample],
+    score: Callable[[Sample], np.ndarray],
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    reduce_sum: Callable[[np.ndarray], np.ndarray] = lambda sums: sums,
+) -> dict[str, float]:
+    """Means over the contexts, split over data-parallel ranks; ``reduce_sum`` adds up the ranks' sums."""
+    sums = np.zeros(3)
+    for sample in samples[rank::world_size]:
+        scores = score(sample)
+        sums += [ndcg(scores, sample.grades), preference_accuracy(scores, sample.pairs), 1.0]
+    sums = reduce_sum(sums)
+    return {"ndcg@10": float(sums[0] / sums[2]), "preference_accuracy": float(sums[1] / sums[2]), "contexts": int(sums[2])}

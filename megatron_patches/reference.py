@@ -1,0 +1,205 @@
+"""The reference cache: the frozen model's scores of every context in every order it is trained in, computed once.
+
+Scores depend on the context alone, not on the pair, so no second model is ever in memory. The file is JSON lines: a header with
+the key (model, heads, prompt, data, length, precision), then one line a context and order. A file with another key is refused,
+not used. Work is split over data-parallel ranks; each appends to a part file line by line, so a killed run continues where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_tools.contexts import CONTEXTS_FILE
+from data_tools.training_set import Sample, TrainingSet
+from headrank.errors import InputError
+from headrank.formats import atomic_write
+from headrank.heads import HeadSet
+
+logger = logging.getLogger(__name__)
+
+FORMAT = "headrank-reference/1"
+Entry = tuple[str, int]  # context id, permutation
+_BLOCK, _MOST_BLOCKS = 1 << 16, 64
+
+
+def model_fingerprint(directory: str | os.PathLike[str]) -> str:
+    """Sixteen hex digits over the names, sizes and 64 evenly spaced blocks of every file: training changes every tensor."""
+    digest = hashlib.sha256()
+    root = Path(directory)
+    for path in sorted(path for path in root.rglob("*") if path.is_file() and not path.name.startswith(".")):
+        size = path.stat().st_size
+        digest.update(f"{path.relative_to(root)}:{size}".encode())
+        with open(path, "rb") as stream:
+            for number in range(min(_MOST_BLOCKS, -(-size // _BLOCK))):
+                stream.seek(number * max(_BLOCK, size // _MOST_BLOCKS))
+                digest.update(stream.read(_BLOCK))
+    return digest.hexdigest()[:16]
+
+
+def reference_key(model_directory: str, heads: HeadSet, training_set: TrainingSet, precision: str) -> dict[str, Any]:
+    """Everything the reference scores depend on."""
+    contexts = hashlib.sha256((Path(training_set.directory) / CONTEXTS_FILE).read_bytes()).hexdigest()[:16]
+    return {
+        "model": model_fingerprint(model_directory),
+        "heads": sorted(list(head) for head in heads.heads),
+        "prompt": training_set.encoder.template.hash,
+        "data": contexts,
+        "max_length": training_set.encoder.max_length,
+        "precision": precision,
+    }
+
+
+class ReferenceScores:
+    """Scores by (context id, permutation), in prompt order, backed by one file. ``path`` None keeps them in memory only."""
+
+    def __init__(self, path: str | os.PathLike[str] | None, key: Mapping[str, Any]) -> None:
+        """Read what is there; a file with another key is an InputError."""
+        self.path, self.key = None if path is None else Path(path), dict(key)
+        self._scores: dict[Entry, np.ndarray] = {}
+        if self.path is not None:
+            for file in [self.path, *self._parts()]:
+                if file.exists():
+                    self._read(file)
+
+    def __len__(self) -> int:
+        return len(self._scores)
+
+    def of(self, sample: Sample) -> np.ndarray:
+        """The frozen model's scores float32 [N] of this sample's documents."""
+        return self._scores[sample.context_id, sample.permutation]
+
+    def has(self, sample: Sample) -> bool:
+        """Whether the sample's context is scored in this order."""
+        return (sample.context_id, sample.permutation) in self._scores
+
+    def compute(
+        self,
+        samples: Sequence[Sample],
+        score: Callable[[Sample], np.ndarray],
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        is_writer: bool = True,
+        barrier: Callable[[], None] = lambda: None,
+        gather: Callable[[dict[Entry, np.ndarray]], Iterable[dict[Entry, np.ndarray]]] = lambda mine: [mine],
+    ) -> None:
+        """Score what is missing, this rank every ``world_size``-th, and share it: afterwards every rank has everything.
+
+        ``gather`` collects the dictionaries of all ranks; ``is_writer`` is one rank of each tensor-parallel group.
+        """
+        missing = [sample for sample in samples if not self.has(sample)]
+        mine: dict[Entry, np.ndarray] = {}
+        with _appender(self._part(rank) if is_writer and missing else None, self._header()) as append:
+            for number, sample in enumerate(missing[rank::world_size], start=1):
+                scores = np.asarray(score(sample), np.float32)
+                mine[sample.context_id, sample.permutation] = scores
+                append(_line(sample.context_id, sample.permutation, scores))
+                if number % 50 == 0:
+                    logger.info("reference scores: %d of %d contexts", number * world_size, len(missing))
+        for part in gather(mine):
+            self._scores.update(part)
+        if missing and rank == 0 and is_writer and self.path is not None:
+            self._merge()
+        barrier()
+
+    def _read(self, file: Path) -> None:
+        lines = file.read_text(encoding="utf-8").splitlines()
+        header = _parsed(lines[0]) if lines else None
+        if not lines or (header is None and file != self.path):
+            return  # a part file killed before its first line
+        if header is None or header.get("format") != FORMAT:
+            raise InputError(f"{file}: not a {FORMAT} file; delete it and it is computed again")
+        differing = [name for name in self.key if header.get("key", {}).get(name) != self.key[name]]
+        if differing:
+            raise InputError(
+                f"{file}: reference scores of another {' and '.join(differing)}; delete the file or give another --headrank-reference-cache"
+            )
+        for number, line in enumerate(lines[1:], start=2):
+            row = _parsed(line)
+            if row is None and number == len(lines) and file != self.path:
+                break  # the last line of a killed run
+            if row is None:
+                raise InputError(f"{file}:{number}: not JSON; delete the file and it is computed again")
+            self._scores[row["context_id"], row["permutation"]] = np.asarray(row["scores"], np.float32)
+
+    def _merge(self) -> None:
+        """Write everything into one file, then drop the parts."""
+        assert self.path is not None
+        with atomic_write(self.path) as stream:
+            stream.write(self._header())
+            for (context_id, permutation), scores in sorted(self._scores.items()):
+                stream.write(_line(context_id, permutation, scores))
+        for part in self._parts():
+            part.unlink(missing_ok=True)
+
+    def _header(self) -> str:
+        return json.dumps({"format": FORMAT, "key": self.key}, sort_keys=True) + "\n"
+
+    def _parts(self) -> list[Path]:
+        return [] if self.path is None else sorted(self.path.parent.glob(f"{self.path.name}.part-*"))
+
+    def _part(self, rank: int) -> Path | None:
+        return None if self.path is None else self.path.with_name(f"{self.path.name}.part-{rank}")
+
+
+class _appender:
+    """Appends whole lines to a file, flushing each; a torn last line of an earlier run is cut off first."""
+
+    def __init__(self, path: Path | None, header: str) -> None:
+        self.path, self.header, self.stream = path, header, None
+
+    def __enter__(self) -> Callable[[str], None]:
+        if self.path is None:
+            return lambda line: None
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        kept = self.path.read_bytes() if self.path.exists() else b""
+        kept = kept[: kept.rfind(b"\n") + 1] or self.header.encode()
+        self.path.write_bytes(kept)
+        self.stream = open(self.path, "a", encoding="utf-8")
+        return self._append
+
+    def _append(self, line: str) -> None:
+        self.stream.write(line)
+        self.stream.flush()
+
+    def __exit__(self, *_: object) -> None:
+        if self.stream is not None:
+            self.stream.close()
+
+
+def needed_samples(training_set: TrainingSet, num_samples: int) -> Iterator[Sample]:
+    """One sample of every (context, order) that the first ``num_samples`` samples of training visit, each once."""
+    everything = training_set.num_contexts * len(training_set.permutation_ids)
+    if num_samples >= 2 * everything:
+        for context in range(training_set.num_contexts):
+            for permutation in training_set.permutation_ids:
+                yield training_set.whole_context(context, permutation)
+        return
+    seen: set[Entry] = set()
+    for index in range(num_samples):
+        sample = training_set.at(index)
+        entry = sample.context_id, sample.permutation
+        if entry not in seen:
+            seen.add(entry)
+            yield sample
+
+
+def _line(context_id: str, permutation: int, scores: np.ndarray) -> str:
+    """float32 survives the way through a JSON number unchanged."""
+    return json.dumps({"context_id": context_id, "permutation": permutation, "scores": scores.tolist()}) + "\n"
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return row if isinstance(row, dict) else None

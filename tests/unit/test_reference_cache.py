@@ -1,0 +1,124 @@
+"""The reference cache: computed once, shared over ranks, continued after a kill, refused when it belongs to something else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from headrank.errors import InputError
+from megatron_patches.reference import ReferenceScores, model_fingerprint, needed_samples
+
+KEY = {"model": "a", "heads": [[1, 2]], "prompt": "p", "data": "d"}
+
+
+@dataclass(frozen=True)
+class FakeSample:
+    context_id: str
+    permutation: int = 0
+
+
+SAMPLES = [FakeSample(f"q{number}", number % 2) for number in range(7)]
+
+
+def score(sample: FakeSample) -> np.ndarray:
+    return np.random.default_rng(int(sample.context_id[1:])).normal(size=5).astype(np.float32) / 7
+
+
+def test_scores_come_back_bit_for_bit(tmp_path):
+    ReferenceScores(tmp_path / "r.jsonl", KEY).compute(SAMPLES, score)
+    again = ReferenceScores(tmp_path / "r.jsonl", KEY)
+    assert all((again.of(sample) == score(sample)).all() for sample in SAMPLES)
+
+
+def test_nothing_is_computed_twice(tmp_path):
+    calls = []
+
+    def counting(sample):
+        calls.append(sample.context_id)
+        return score(sample)
+
+    ReferenceScores(tmp_path / "r.jsonl", KEY).compute(SAMPLES[:4], counting)
+    ReferenceScores(tmp_path / "r.jsonl", KEY).compute(SAMPLES, counting)
+    assert sorted(calls) == [sample.context_id for sample in SAMPLES]
+
+
+@pytest.mark.parametrize("field", list(KEY))
+def test_a_stale_key_is_refused_and_the_difference_named(tmp_path, field):
+    ReferenceScores(tmp_path / "r.jsonl", KEY).compute(SAMPLES, score)
+    with pytest.raises(InputError, match=f"another {field}"):
+        ReferenceScores(tmp_path / "r.jsonl", {**KEY, field: "other"})
+
+
+@pytest.mark.parametrize("killed_after", [0, 1, 3])
+def test_a_killed_computation_goes_on_where_it_stopped(tmp_path, killed_after):
+    def dying(sample):
+        if sample is SAMPLES[killed_after]:
+            raise KeyboardInterrupt
+        return score(sample)
+
+    with pytest.raises(KeyboardInterrupt):
+        ReferenceScores(tmp_path / "r.jsonl", KEY).compute(SAMPLES, dying)
+    with open(tmp_path / "r.jsonl.part-0", "a") as stream:
+        stream.write('{"context_id": "q5", "permu')  # torn by SIGKILL
+    again = ReferenceScores(tmp_path / "r.jsonl", KEY)
+    assert len(again) == killed_after
+    again.compute(SAMPLES, score)
+    assert all((ReferenceScores(tmp_path / "r.jsonl", KEY).of(sample) == score(sample)).all() for sample in SAMPLES)
+    assert not list(tmp_path.glob("*.part-*"))
+
+
+def test_ranks_split_the_work_and_all_know_everything(tmp_path):
+    first, second = (ReferenceScores(tmp_path / "r.jsonl", KEY) for _ in range(2))
+    parts = []
+    for rank, cache in enumerate((first, second)):
+        own = {}
+        cache.compute(SAMPLES, score, rank=rank, world_size=2, is_writer=False, gather=lambda mine, own=own: own.update(mine) or [mine])
+        parts.append(own)
+    assert not parts[0].keys() & parts[1].keys()
+    assert len(parts[0]) + len(parts[1]) == len(SAMPLES)
+
+
+def test_a_damaged_file_is_refused(tmp_path):
+    (tmp_path / "r.jsonl").write_text(json.dumps({"format": "headrank-reference/1", "key": KEY}) + "\n{torn")
+    with pytest.raises(InputError, match="r.jsonl:2"):
+        ReferenceScores(tmp_path / "r.jsonl", KEY)
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path):
+    (tmp_path / "r.jsonl").write_text("{}\n")
+    with pytest.raises(InputError, match="delete it"):
+        ReferenceScores(tmp_path / "r.jsonl", KEY)
+
+
+def test_the_fingerprint_changes_with_any_block_and_any_name(tmp_path):
+    (tmp_path / "w.bin").write_bytes(bytes(3_000_000))
+    before = model_fingerprint(tmp_path)
+    changed = bytearray(3_000_000)
+    changed[2_000_000:2_500_000] = b"\x01" * 500_000  # training changes every tensor, not one byte
+    (tmp_path / "w.bin").write_bytes(changed)
+    assert model_fingerprint(tmp_path) != before
+    (tmp_path / "w.bin").write_bytes(bytes(3_000_000))
+    assert model_fingerprint(tmp_path) == before
+    (tmp_path / "w.bin").rename(tmp_path / "v.bin")
+    assert model_fingerprint(tmp_path) != before
+
+
+class FakeSet:
+    """Three contexts in two orders, visited round and round."""
+
+    num_contexts, permutation_ids = 3, (1, 2)
+
+    def at(self, index: int) -> FakeSample:
+        return FakeSample(f"q{index % 3}", 1 + index // 3 % 2)
+
+    def whole_context(self, context: int, permutation: int) -> FakeSample:
+        return FakeSample(f"q{context}", permutation)
+
+
+@pytest.mark.parametrize(("num_samples", "expected"), [(1, 1), (4, 4), (11, 6), (600, 6)])
+def test_only_what_training_visits_is_scored_and_once(num_samples, expected):
+    found = list(needed_samples(FakeSet(), num_samples))
+    assert len(found) == len(set(found)) == expected
