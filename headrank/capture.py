@@ -73,7 +73,7 @@ def headrank_attention(
 
 def _no_mask(*_: Any, **__: Any) -> None:
     """The layout says what is visible; transformers need not build an S x S mask."""
-    return None
+    return
 
 
 def register() -> str:

@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import json
 import logging
+import os
 import random
 import sys
 import time
@@ -20,7 +21,9 @@ from typing import Any
 
 from headrank.commands import options
 from headrank.errors import InputError
-from headrank.formats import Candidate, Document, Run, atomic_write, write_json, write_run
+from headrank.files import write_json, write_jsonl
+from headrank.formats import Candidate, Document, Run, write_run
+from headrank.partial_results import PartialResults
 
 _log = logging.getLogger(__name__)
 
@@ -28,27 +31,79 @@ _log = logging.getLogger(__name__)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `headrank rerank`."""
     options.add_collection_arguments(parser)
-    parser.add_argument("--requests", metavar="FILE", help="rank_llm request JSONL (query, candidates with text) instead of a collection")
+    parser.add_argument(
+        "--requests",
+        metavar="FILE",
+        help="rank_llm request JSONL (query, candidates with text) instead of a collection",
+    )
     options.add_model_arguments(parser)
     options.add_prompt_arguments(parser)
     group = parser.add_argument_group("reranking")
-    group.add_argument("--output", metavar="FILE", required=True, help="TREC run to write; a name ending in .jsonl gives rank_llm JSONL")
-    group.add_argument("--method", default="headrank", help="headrank (default), icr, core, qr, niah, rankgpt or bm25")
-    group.add_argument("--heads", metavar="FILE", help="heads.json (default: the model's headrank.json; icr needs none)")
-    group.add_argument("--depth", type=options.positive_int, default=40, metavar="N", help="candidates reranked per query (default 40)")
     group.add_argument(
-        "--batch-size", type=options.positive_int, default=1, metavar="B", help="queries per forward (default 1; the paper uses 16 on GPUs)"
+        "--output",
+        metavar="FILE",
+        required=True,
+        help="TREC run to write; a name ending in .jsonl gives rank_llm JSONL",
     )
-    group.add_argument("--no-calibration", action="store_true", help="rank by raw attention mass")
-    group.add_argument("--shuffle", type=int, metavar="SEED", help="shuffle each candidate list before prompting: shows position bias")
-    group.add_argument("--only", metavar="FILE", help="rerank only the query ids in this file")
     group.add_argument(
-        "--scores", metavar="FILE", help="also write per-document scores as JSON lines, for the analyses of 'headrank report'"
+        "--method",
+        default="headrank",
+        help="headrank (default), icr, core, qr, niah, rankgpt or bm25",
     )
-    group.add_argument("--meta", metavar="FILE", help="also write seconds, tokens, heads and versions as JSON")
-    group.add_argument("--tag", default=None, help="run tag (default: the method's name)")
-    group.add_argument("--restart", action="store_true", help="forget an interrupted run and begin anew")
-    parser.add_argument("--api-base", metavar="URL", help="rankgpt: an OpenAI-compatible endpoint instead of a local model")
+    group.add_argument(
+        "--heads",
+        metavar="FILE",
+        help="heads.json (default: the model's headrank.json; icr needs none)",
+    )
+    group.add_argument(
+        "--depth",
+        type=options.positive_int,
+        default=40,
+        metavar="N",
+        help="candidates reranked per query (default 40)",
+    )
+    group.add_argument(
+        "--batch-size",
+        type=options.positive_int,
+        default=1,
+        metavar="B",
+        help="queries per forward (default 1; the paper uses 16 on GPUs)",
+    )
+    group.add_argument(
+        "--no-calibration", action="store_true", help="rank by raw attention mass"
+    )
+    group.add_argument(
+        "--shuffle",
+        type=int,
+        metavar="SEED",
+        help="shuffle each candidate list before prompting: shows position bias",
+    )
+    group.add_argument(
+        "--only", metavar="FILE", help="rerank only the query ids in this file"
+    )
+    group.add_argument(
+        "--scores",
+        metavar="FILE",
+        help="also write per-document scores as JSON lines, for the analyses of 'headrank report'",
+    )
+    group.add_argument(
+        "--meta",
+        metavar="FILE",
+        help="also write seconds, tokens, heads and versions as JSON",
+    )
+    group.add_argument(
+        "--tag", default=None, help="run tag (default: the method's name)"
+    )
+    group.add_argument(
+        "--restart",
+        action="store_true",
+        help="forget an interrupted run and begin anew",
+    )
+    parser.add_argument(
+        "--api-base",
+        metavar="URL",
+        help="rankgpt: an OpenAI-compatible endpoint instead of a local model",
+    )
 
 
 @dataclass
@@ -68,22 +123,38 @@ def run(args: argparse.Namespace) -> int:
     requests = _requests(args)
     key = _fingerprint(args, requests)
     store = PartialResults(Path(args.output), key, rank, restart=args.restart)
-    pending = [request for request in requests if request.query_id not in store.done][rank::world_size]
+    pending = [request for request in requests if request.query_id not in store.done][
+        rank::world_size
+    ]
     if store.done:
-        _log.info("%s: %d of %d queries were done before, going on", args.output, len(store.done), len(requests))
+        _log.info(
+            "%s: %d of %d queries were done before, going on",
+            args.output,
+            len(store.done),
+            len(requests),
+        )
     started = time.perf_counter()
     ranker = _build_ranker(args) if pending else None
     loaded = time.perf_counter()
     bar = options.progress(
-        _batches(pending, args.batch_size), total=-(-len(pending) // args.batch_size), description="rerank", unit="batch"
+        _batches(pending, args.batch_size),
+        total=-(-len(pending) // args.batch_size),
+        description="rerank",
+        unit="batch",
     )
     for batch in bar if rank == 0 else _batches(pending, args.batch_size):
         store.add(_score(ranker, batch))
     store.close()
     _barrier(world_size)
     if rank == 0:
-        facts = {"load_seconds": loaded - started, "rank_seconds": time.perf_counter() - loaded, "processes": world_size}
-        _write_outputs(args, requests, PartialResults(Path(args.output), key, rank), ranker, facts)
+        facts = {
+            "load_seconds": loaded - started,
+            "rank_seconds": time.perf_counter() - loaded,
+            "processes": world_size,
+        }
+        _write_outputs(
+            args, requests, PartialResults(Path(args.output), key, rank), ranker, facts
+        )
     _barrier(world_size, last=True)
     return 0
 
@@ -91,10 +162,21 @@ def run(args: argparse.Namespace) -> int:
 def _score(ranker: Any, batch: list[Request]) -> Iterator[dict[str, Any]]:
     """One result line per query of a batch; the time of a batch is shared evenly."""
     started = time.perf_counter()
-    lists = ranker.score_lists([(request.query, [{"title": d.title, "text": d.text} for d in request.documents]) for request in batch])
+    lists = ranker.score_lists(
+        [
+            (
+                request.query,
+                [{"title": d.title, "text": d.text} for d in request.documents],
+            )
+            for request in batch
+        ]
+    )
     seconds = (time.perf_counter() - started) / len(batch)
     for request, result in zip(batch, lists, strict=True):
-        by_rank = sorted(zip(request.candidates, result.scores, strict=True), key=lambda row: row[0].rank)
+        by_rank = sorted(
+            zip(request.candidates, result.scores, strict=True),
+            key=lambda row: row[0].rank,
+        )
         yield {
             "query_id": request.query_id,
             "doc_ids": [candidate.doc_id for candidate, _ in by_rank],
@@ -120,7 +202,9 @@ def _requests(args: argparse.Namespace) -> list[Request]:
             raise InputError(
                 f"{collection.run_path}: query {unknown[0]!r} is not in {collection.queries_path} ({len(unknown)} such queries)"
             )
-        wanted = {row.doc_id for rows in candidates.values() for row in rows[: args.depth]}
+        wanted = {
+            row.doc_id for rows in candidates.values() for row in rows[: args.depth]
+        }
         corpus = collection.documents(wanted)
     only = options.read_id_list(args.only) if args.only else None
     return [
@@ -132,10 +216,20 @@ def _requests(args: argparse.Namespace) -> list[Request]:
 
 def _in_query_order(queries: dict[str, str], candidates: Run) -> Run:
     """Candidates in the order of the query file; queries without candidates have nothing to rerank."""
-    return {query_id: candidates[query_id] for query_id in queries if candidates.get(query_id)}
+    return {
+        query_id: candidates[query_id]
+        for query_id in queries
+        if candidates.get(query_id)
+    }
 
 
-def _request(query_id: str, query: str, rows: list[Candidate], corpus: dict[str, Document], args: argparse.Namespace) -> Request:
+def _request(
+    query_id: str,
+    query: str,
+    rows: list[Candidate],
+    corpus: dict[str, Document],
+    args: argparse.Namespace,
+) -> Request:
     head, rest = list(rows[: args.depth]), [row.doc_id for row in rows[args.depth :]]
     if args.shuffle is not None:
         random.Random(f"{args.shuffle}/{query_id}").shuffle(head)
@@ -153,8 +247,12 @@ def _build_ranker(args: argparse.Namespace) -> Any:
     from headrank.heads import HeadSet
 
     heads = HeadSet.load(args.heads) if args.heads else None
-    changed = any(getattr(args, name) is not None for name in ("query_rows", "order", "max_words"))
-    prompt = options.prompt_from(args, heads.prompt if heads else None) if changed else None
+    changed = any(
+        getattr(args, name) is not None for name in ("query_rows", "order", "max_words")
+    )
+    prompt = (
+        options.prompt_from(args, heads.prompt if heads else None) if changed else None
+    )
     return build_ranker(
         args.method,
         options.resolve_model(args.model),
@@ -180,88 +278,75 @@ def _fingerprint(args: argparse.Namespace, requests: list[Request]) -> str:
     if args.heads:
         digest.update(Path(args.heads).read_bytes())
     for request in requests:
-        digest.update(f"{request.query_id}\t{request.query}\t{[c.doc_id for c in request.candidates]}".encode())
+        digest.update(
+            f"{request.query_id}\t{request.query}\t{[c.doc_id for c in request.candidates]}".encode()
+        )
     return digest.hexdigest()[:16]
 
 
-class PartialResults:
-    """Finished queries on disk, one JSON line each, in one file per process; read by all, appended by one."""
-
-    def __init__(self, output: Path, key: str, rank: int, *, restart: bool = False) -> None:
-        """Collect what earlier processes finished under the same key; other keys are set aside."""
-        self.output, self.key, self.done = output, key, {}
-        self._path = output.parent / f"{output.name}.partial-{key}.{rank}.jsonl"
-        for path in self._files():
-            if restart:
-                path.unlink(missing_ok=True)
-            else:
-                self._read(path)
-        self._stream = None
-
-    def _files(self) -> list[Path]:
-        return sorted(self.output.parent.glob(f"{self.output.name}.partial-{self.key}.*.jsonl"))
-
-    def _read(self, path: Path) -> None:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
-                continue  # the line that was being written when the process died
-            self.done[row["query_id"]] = row
-
-    def add(self, rows: Iterator[dict[str, Any]]) -> None:
-        """Append finished queries and flush, so that a kill loses at most the query in work."""
-        if self._stream is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            torn = self._path.exists() and not self._path.read_bytes().endswith(b"\n")
-            self._stream = open(self._path, "a", encoding="utf-8")
-            if torn:
-                self._stream.write("\n")
-        for row in rows:
-            self._stream.write(json.dumps(row) + "\n")
-        self._stream.flush()
-
-    def close(self) -> None:
-        """Close this process's file."""
-        if self._stream is not None:
-            self._stream.close()
-
-    def discard(self) -> None:
-        """Remove the partial files once the output is in place."""
-        for path in self._files():
-            path.unlink(missing_ok=True)
-
-
-def _write_outputs(args: argparse.Namespace, requests: list[Request], store: PartialResults, ranker: Any, facts: dict[str, Any]) -> None:
+def _write_outputs(
+    args: argparse.Namespace,
+    requests: list[Request],
+    store: PartialResults,
+    ranker: Any,
+    facts: dict[str, Any],
+) -> None:
     """Write run, scores and facts from the finished lines, then drop the partial files."""
     tag = args.tag or args.method
     ranked: dict[str, list[tuple[str, float]]] = {}
     for request in requests:
         row = store.done[request.query_id]
-        pairs = sorted(zip(row["doc_ids"], row["scores"], row["ranks"], strict=True), key=lambda item: (-item[1], item[2]))
+        pairs = sorted(
+            zip(row["doc_ids"], row["scores"], row["ranks"], strict=True),
+            key=lambda item: (-item[1], item[2]),
+        )
         floor = min(score for _, score, _ in pairs)
-        below = [(doc_id, floor - 1.0 - place) for place, doc_id in enumerate(request.rest)]
-        ranked[request.query_id] = [(doc_id, score) for doc_id, score, _ in pairs] + below
+        below = [
+            (doc_id, floor - 1.0 - place) for place, doc_id in enumerate(request.rest)
+        ]
+        ranked[request.query_id] = [
+            (doc_id, score) for doc_id, score, _ in pairs
+        ] + below
     rows = [store.done[request.query_id] for request in requests]
     if args.scores:
-        with atomic_write(args.scores) as stream:
-            stream.writelines(json.dumps(row) + "\n" for row in rows)
+        write_jsonl(args.scores, rows)
     if args.meta:
         write_json(args.meta, _facts(args, rows, ranker, facts))
     if args.output.endswith(".jsonl"):
         from headrank.rank_llm_format import write_candidates_jsonl
 
-        texts = {document.doc_id: document for request in requests for document in request.documents}
-        write_candidates_jsonl(args.output, {request.query_id: request.query for request in requests}, ranked, texts)
+        texts = {
+            document.doc_id: document
+            for request in requests
+            for document in request.documents
+        }
+        write_candidates_jsonl(
+            args.output,
+            {request.query_id: request.query for request in requests},
+            ranked,
+            texts,
+        )
     else:
         write_run(args.output, ranked, tag)
     store.discard()
     shortened = sum(row["is_shortened"] for row in rows)
-    note = f"; in {shortened} the documents were shortened to fit the model's context" if shortened else ""
-    print(f"{args.output}: {len(rows)} queries reranked by {args.method}{note}", file=sys.stderr)
+    note = (
+        f"; in {shortened} the documents were shortened to fit the model's context"
+        if shortened
+        else ""
+    )
+    print(
+        f"{args.output}: {len(rows)} queries reranked by {args.method}{note}",
+        file=sys.stderr,
+    )
 
 
-def _facts(args: argparse.Namespace, rows: list[dict[str, Any]], ranker: Any, facts: dict[str, Any]) -> dict[str, Any]:
+def _facts(
+    args: argparse.Namespace,
+    rows: list[dict[str, Any]],
+    ranker: Any,
+    facts: dict[str, Any],
+) -> dict[str, Any]:
     """What the run cost and what it was made with."""
     from headrank.provenance import peak_memory_bytes, versions
 
@@ -270,7 +355,9 @@ def _facts(args: argparse.Namespace, rows: list[dict[str, Any]], ranker: Any, fa
         "model": args.model,
         "method": args.method,
         "depth": args.depth,
-        "order": "shuffled" if args.shuffle is not None else (args.order or "retriever"),
+        "order": "shuffled"
+        if args.shuffle is not None
+        else (args.order or "retriever"),
         "num_queries": len(rows),
         "seconds_per_query": sum(row["seconds"] for row in rows) / len(rows),
         "tokens_per_query": sum(row["tokens"] for row in rows) / len(rows),
@@ -278,7 +365,9 @@ def _facts(args: argparse.Namespace, rows: list[dict[str, Any]], ranker: Any, fa
         "layers_used": getattr(ranker, "layers_used", None),
         "num_layers": ranker.reader.num_layers if hasattr(ranker, "reader") else None,
         "heads": [list(head) for head in heads.heads] if heads is not None else None,
-        "prompt_hash": ranker.reader.encoder.template.hash if hasattr(ranker, "reader") else None,
+        "prompt_hash": ranker.reader.encoder.template.hash
+        if hasattr(ranker, "reader")
+        else None,
         "success": getattr(ranker, "success", None),
         "versions": versions(),
         "command": sys.argv[1:],
@@ -288,9 +377,10 @@ def _facts(args: argparse.Namespace, rows: list[dict[str, Any]], ranker: Any, fa
 
 def _world() -> tuple[int, int]:
     """(rank, world size) under torchrun, else (0, 1)."""
-    import os
-
-    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    rank, world_size = (
+        int(os.environ.get("RANK", 0)),
+        int(os.environ.get("WORLD_SIZE", 1)),
+    )
     if world_size > 1:
         import torch.distributed as dist
 

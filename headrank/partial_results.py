@@ -1,0 +1,61 @@
+"""Finished queries of an unfinished run, kept on disk so that an interrupted job goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any
+
+
+class PartialResults:
+    """Finished queries on disk, one JSON line each, in one file per process; read by all, appended by one."""
+
+    def __init__(
+        self, output: Path, key: str, rank: int, *, restart: bool = False
+    ) -> None:
+        """Collect what earlier processes finished under the same key; other keys are set aside."""
+        self.output, self.key = output, key
+        self.done: dict[str, dict[str, Any]] = {}
+        self._path = output.parent / f"{output.name}.partial-{key}.{rank}.jsonl"
+        for path in self._files():
+            if restart:
+                path.unlink(missing_ok=True)
+            else:
+                self._read(path)
+        self._stream: IO[str] | None = None
+
+    def _files(self) -> list[Path]:
+        return sorted(
+            self.output.parent.glob(f"{self.output.name}.partial-{self.key}.*.jsonl")
+        )
+
+    def _read(self, path: Path) -> None:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                continue  # the line that was being written when the process died
+            self.done[row["query_id"]] = row
+
+    def add(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Append finished queries and flush, so that a kill loses at most the query in work."""
+        if self._stream is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            torn = self._path.exists() and not self._path.read_bytes().endswith(b"\n")
+            self._stream = open(self._path, "a", encoding="utf-8")
+            if torn:
+                self._stream.write("\n")
+        for row in rows:
+            self._stream.write(json.dumps(row) + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Close this process's file."""
+        if self._stream is not None:
+            self._stream.close()
+
+    def discard(self) -> None:
+        """Remove the partial files once the output is in place."""
+        for path in self._files():
+            path.unlink(missing_ok=True)

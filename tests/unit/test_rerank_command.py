@@ -1,0 +1,288 @@
+"""`headrank rerank`: complete runs, resumable, split over processes, clear lines for bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrank.commands import main
+from headrank.commands import rerank as verb
+from headrank.formats import read_run
+from headrank.heads import HeadSet
+from tests.tiny_models import make_tiny_model
+
+ROOT = Path(__file__).resolve().parents[2]
+WORDS = [
+    "flea",
+    "host",
+    "warm",
+    "concrete",
+    "floor",
+    "violin",
+    "bow",
+    "cycle",
+    "month",
+    "dollar",
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def collection(tmp_path: Path) -> Path:
+    """Six queries with ten candidates each; every document is shared by all queries."""
+    folder = tmp_path / "toy"
+    folder.mkdir()
+    (folder / "queries.tsv").write_text(
+        "".join(f"q{i}\twhat is {WORDS[i]}\n" for i in range(6))
+    )
+    rows = [
+        {
+            "docid": f"d{i}",
+            "title": "",
+            "text": f"The {word} is {WORDS[i - 1]} of {WORDS[i - 2]}.",
+        }
+        for i, word in enumerate(WORDS)
+    ]
+    (folder / "corpus.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows)
+    )
+    (folder / "run.bm25.txt").write_text(
+        "".join(
+            f"q{q} Q0 d{(d + q) % 10} {d + 1} {20 - d} bm25\n"
+            for q in range(6)
+            for d in range(10)
+        )
+    )
+    HeadSet(((0, 1), (2, 3)), "test", "tiny", 4, 8).save(folder / "heads.json")
+    return folder
+
+
+def arguments(model: Path, collection: Path, output: Path, *extra: str) -> list[str]:
+    return [
+        "rerank",
+        "--model",
+        str(model),
+        "--collection",
+        str(collection),
+        "--heads",
+        str(collection / "heads.json"),
+    ] + [
+        "--output",
+        str(output),
+        *extra,
+    ]
+
+
+def test_every_candidate_comes_back_once_and_those_beyond_the_depth_keep_their_order(
+    model: Path, collection: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.txt"
+    scores, meta = tmp_path / "scores.jsonl", tmp_path / "meta.json"
+    assert (
+        main(
+            arguments(
+                model,
+                collection,
+                output,
+                "--depth",
+                "6",
+                "--scores",
+                str(scores),
+                "--meta",
+                str(meta),
+            )
+        )
+        == 0
+    )
+    before, after = read_run(collection / "run.bm25.txt"), read_run(output)
+    for query_id, rows in before.items():
+        assert {row.doc_id for row in after[query_id]} == {row.doc_id for row in rows}
+        assert [row.doc_id for row in after[query_id][6:]] == [
+            row.doc_id for row in rows[6:]
+        ]
+        written = np.array([row.score for row in after[query_id]], dtype=np.float32)
+        assert (np.diff(written) < 0).all(), "no ties in float32"
+    lines = [json.loads(line) for line in scores.read_text().splitlines()]
+    assert [line["query_id"] for line in lines] == list(before) and lines[0][
+        "ranks"
+    ] == [1, 2, 3, 4, 5, 6]
+    assert json.loads(meta.read_text())["layers_used"] == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "meta.json",
+        "out.txt",
+        "scores.jsonl",
+        "toy",
+    ]
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(
+    model: Path, collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, resumed = tmp_path / "whole.txt", tmp_path / "resumed.txt"
+    assert main(arguments(model, collection, whole)) == 0
+    scored: list[str] = []
+    original = verb._score
+
+    def interrupt_after_three(ranker: object, batch: list) -> list:
+        if len(scored) == 3:
+            raise KeyboardInterrupt
+        scored.extend(request.query_id for request in batch)
+        return list(original(ranker, batch))
+
+    monkeypatch.setattr(verb, "_score", interrupt_after_three)
+    assert main(arguments(model, collection, resumed)) == 130
+    assert not resumed.exists()
+    partial = next(tmp_path.glob("resumed.txt.partial-*"))
+    partial.write_text(
+        partial.read_text() + '{"query_id": "q4", "doc'
+    )  # torn by the kill
+    again: list[str] = []
+    monkeypatch.setattr(
+        verb,
+        "_score",
+        lambda ranker, batch: (
+            again.extend(r.query_id for r in batch) or list(original(ranker, batch))
+        ),
+    )
+    assert main(arguments(model, collection, resumed)) == 0
+    assert again == ["q3", "q4", "q5"]
+    assert resumed.read_text() == whole.read_text()
+    assert not list(tmp_path.glob("*.partial-*"))
+
+
+def test_two_processes_write_one_file_equal_to_one_process(
+    model: Path, collection: Path, tmp_path: Path
+) -> None:
+    alone, shared = tmp_path / "alone.txt", tmp_path / "shared.txt"
+    assert main(arguments(model, collection, alone)) == 0
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "headrank",
+    ]
+    subprocess.run(
+        command + arguments(model, collection, shared),
+        check=True,
+        env=environment,
+        cwd=tmp_path,
+        timeout=240,
+        capture_output=True,
+    )
+    assert shared.read_text() == alone.read_text()
+
+
+def test_shuffling_changes_the_prompt_but_not_the_set(
+    model: Path, collection: Path, tmp_path: Path
+) -> None:
+    straight, shuffled = tmp_path / "a.txt", tmp_path / "b.txt"
+    assert main(arguments(model, collection, straight)) == 0
+    assert main(arguments(model, collection, shuffled, "--shuffle", "7")) == 0
+    one, other = read_run(straight), read_run(shuffled)
+    assert {q: {r.doc_id for r in rows} for q, rows in one.items()} == {
+        q: {r.doc_id for r in rows} for q, rows in other.items()
+    }
+    assert one != other
+
+
+def test_rank_llm_requests_go_in_and_out(
+    model: Path, collection: Path, tmp_path: Path
+) -> None:
+    trec, first, second = (
+        tmp_path / "run.txt",
+        tmp_path / "out.jsonl",
+        tmp_path / "again.txt",
+    )
+    assert main(arguments(model, collection, trec)) == 0
+    assert main(arguments(model, collection, first)) == 0
+    heads = str(collection / "heads.json")
+    assert (
+        main(
+            [
+                "rerank",
+                "--method",
+                "bm25",
+                "--model",
+                str(model),
+                "--requests",
+                str(first),
+                "--output",
+                str(second),
+            ]
+        )
+        == 0
+    )
+    assert {q: [r.doc_id for r in rows] for q, rows in read_run(second).items()} == {
+        q: [r.doc_id for r in rows] for q, rows in read_run(trec).items()
+    }
+    assert (
+        main(
+            [
+                "rerank",
+                "--model",
+                str(model),
+                "--heads",
+                heads,
+                "--requests",
+                str(first),
+                "--output",
+                str(second),
+            ]
+        )
+        == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "message"),
+    [
+        ("run.bm25.txt", "q0 Q0 d99 11 1.0 bm25\n", "d99"),
+        ("run.bm25.txt", "q0 Q0 d1\n", "run.bm25.txt:61"),
+        ("run.bm25.txt", "q9 Q0 d1 1 1.0 bm25\n", "'q9' is not in"),
+        ("run.bm25.txt", "q0 Q0 d1 12 0.5 bm25\n", "appears twice"),
+        ("corpus.jsonl", "{broken\n", "corpus.jsonl:11"),
+        ("queries.tsv", "q7\n", "queries.tsv:7"),
+    ],
+)
+def test_bad_files_are_one_line_exit_two_and_leave_nothing(
+    model: Path,
+    collection: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+    file: str,
+    line: str,
+    message: str,
+) -> None:
+    with open(collection / file, "a") as stream:
+        stream.write(line)
+    output = tmp_path / "out.txt"
+    assert main(arguments(model, collection, output, "--depth", "40")) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message in error and error.startswith("headrank rerank:")
+    assert not output.exists() and not list(tmp_path.glob("*.partial-*"))
+
+
+def test_an_empty_document_in_the_corpus_is_ranked_last(
+    model: Path, collection: Path, tmp_path: Path
+) -> None:
+    corpus = (collection / "corpus.jsonl").read_text().splitlines()
+    corpus[3] = json.dumps({"docid": "d3", "title": "", "text": ""})
+    (collection / "corpus.jsonl").write_text("\n".join(corpus) + "\n")
+    output = tmp_path / "out.txt"
+    assert main(arguments(model, collection, output)) == 0
+    assert all(rows[-1].doc_id == "d3" for rows in read_run(output).values())
