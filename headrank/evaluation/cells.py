@@ -15,33 +15,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from headrank.baselines import METHODS
 from headrank.errors import InputError
 from headrank.formats import Qrels, read_json, read_lines
 
 RUN, SCORES, METRICS = "run.txt", "scores.jsonl", "metrics.json"
-METHOD_NAMES = {
-    "bm25": "BM25",
-    "first-stage": "First stage",
-    "rankgpt": "RankGPT",
-    "icr": "ICR",
-    "core": "CoRe",
-    "qr": "QR-R",
-    "niah": "NIAH",
-    "headrank": "HeadRank",
-}
 
 
 def method_name(method: str) -> str:
     """The name for people: 'core' is CoRe, 'headrank+reselected' is HeadRank (reselected); unknown names stay as they are."""
     base, plus, variant = method.partition("+")
-    name = METHOD_NAMES.get(base, base)
+    name = METHODS[base].title if base in METHODS else base
     return f"{name} ({variant})" if plus else name
 
 
 def method_order(method: str) -> tuple[int, str]:
     """Sort key that gives the paper's row order, variants after their method, unknown methods last."""
     base = method.partition("+")[0]
-    known = list(METHOD_NAMES)
+    known = list(METHODS)
     return (known.index(base) if base in known else len(known), method)
 
 

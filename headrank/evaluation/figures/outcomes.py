@@ -1,0 +1,97 @@
+"""Did it get better, where, and at what cost: measures with intervals, gains per query, latency against effectiveness."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.ticker import FuncFormatter
+
+from headrank.evaluation.cells import method_name, method_order
+from headrank.evaluation.figures.style import GAIN, INK, LOSS, MUTED, WIDTH, halo, method_style, new_figure, save_figure, styled, subtitle
+from headrank.evaluation.pareto import CostPoint, pareto_frontier
+
+Interval = tuple[float, float]
+
+
+def draw_measures(
+    rows: Sequence[tuple[str, str, float, Interval]], measure: str, path: str | os.PathLike[str], note: str = ""
+) -> list[Path]:
+    """One horizontal line a row: (method, label, mean, interval), values as fractions; the mark is the mean, the bar its interval."""
+    with styled():
+        figure = new_figure(WIDTH, 0.95 + 0.34 * len(rows))
+        axes = figure.subplots()
+        for place, (method, _, mean, (low, high)) in enumerate(rows):
+            style = method_style(method)
+            axes.plot([100 * low, 100 * high], [place, place], color=style.colour, linewidth=3, alpha=0.45, solid_capstyle="round")
+            axes.plot(100 * mean, place, color=style.colour, marker=style.marker, markeredgecolor="white", markersize=8)
+            axes.annotate(f"{100 * mean:.1f}", (100 * high, place), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8.5)
+        axes.set_yticks(range(len(rows)), [label for _, label, _, _ in rows])
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.margins(x=0.1)
+        axes.grid(axis="x")
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
+        axes.set_xlabel(f"{measure} × 100")
+        subtitle(axes, f"{measure} with bootstrap intervals", note)
+        return save_figure(figure, path)
+
+
+def draw_query_changes(changes: Mapping[str, float], measure: str, path: str | os.PathLike[str], title: str, labels: int = 3) -> list[Path]:
+    """Every query's change, largest gain first; the outermost queries are named. Values are fractions."""
+    ordered = sorted(changes.items(), key=lambda item: (-item[1], item[0]))
+    with styled():
+        figure = new_figure(WIDTH, 2.9)
+        axes = figure.subplots()
+        heights = [100 * value for _, value in ordered]
+        axes.bar(range(len(ordered)), heights, width=0.85, color=[GAIN if value > 0 else LOSS for value in heights])
+        axes.axhline(0, color=INK, linewidth=0.8)
+        won, lost = sum(value > 0 for value in heights), sum(value < 0 for value in heights)
+        for place, (query_id, value) in enumerate(ordered):
+            if (place < labels and value > 0) or (place >= len(ordered) - labels and value < 0):
+                axes.annotate(
+                    query_id, (place, 100 * value), xytext=(0, 3 if value > 0 else -3), textcoords="offset points", rotation=90, fontsize=6.5,
+                    color=MUTED, ha="center", va="bottom" if value > 0 else "top",
+                )  # fmt: skip
+        axes.margins(x=0.02, y=0.3)
+        axes.set_xticks([])
+        axes.set_xlabel("queries, largest gain first")
+        axes.set_ylabel(f"change of {measure} × 100")
+        axes.grid(axis="y")
+        subtitle(axes, title, f"better on {won} queries, worse on {lost}, equal on {len(ordered) - won - lost}")
+        return save_figure(figure, path)
+
+
+def draw_pareto(points: Sequence[CostPoint], measure: str, path: str | os.PathLike[str], note: str = "") -> list[Path]:
+    """Seconds a query (log axis) against a measure; the Pareto frontier is a line through ringed marks. Values are fractions."""
+    frontier = pareto_frontier(points)
+    models = list(dict.fromkeys(point.model for point in points if point.model))
+    with styled():
+        figure = new_figure(WIDTH, 4.0)
+        axes = figure.subplots()
+        axes.plot(
+            [point.seconds for point in frontier], [100 * point.value for point in frontier], color=INK, linewidth=1.0, linestyle="--", zorder=1,
+            drawstyle="steps-post", label="Pareto frontier",
+        )  # fmt: skip
+        for point in sorted(points, key=lambda point: method_order(point.method)):
+            style, is_best = method_style(point.method), point in frontier
+            size = 60 + 45 * (models.index(point.model) if point.model in models else 0)
+            axes.scatter(
+                point.seconds, 100 * point.value, s=size, color=style.colour, marker=style.marker, zorder=3,
+                edgecolor=INK if is_best else "white", linewidth=1.4 if is_best else 0.6,
+            )  # fmt: skip
+            name = f"{method_name(point.method)}, {point.model}" if len(models) > 1 and point.model else method_name(point.method)
+            axes.annotate(
+                name, (point.seconds, 100 * point.value), xytext=(7, 5), textcoords="offset points", fontsize=8,
+                fontweight="bold" if is_best else "normal", path_effects=halo(), zorder=4,
+            )  # fmt: skip
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.margins(x=0.16, y=0.12)
+        axes.grid(which="major")
+        axes.set_xlabel("seconds per query (log)")
+        axes.set_ylabel(f"{measure} × 100")
+        axes.legend(loc="lower right")
+        subtitle(axes, f"Latency against {measure}", note or "ringed and bold: no method is both faster and better")
+        return save_figure(figure, path)

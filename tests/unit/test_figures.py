@@ -1,0 +1,97 @@
+"""Figures: each is written as PNG and PDF, shows what it was given, and is the same bytes when drawn again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrank.evaluation import figures
+from headrank.evaluation.cells import parse_scores
+from headrank.evaluation.figures import style
+from headrank.evaluation.figures.zones import short_count
+from headrank.evaluation.homogenisation import score_by_position
+from headrank.evaluation.pareto import CostPoint
+from headrank.heads import HeadSet
+
+PANELS = {model: {method: {"dl19": 0.1, "nfc": 0.2, "nq": 0.3} for method in ("icr", "headrank")} for model in ("0.6B", "4B")}
+LIST = {"query_id": "q", "doc_ids": list("abcdefgh"), "scores": [8, 7, 1, 2, 3, 4, 5, 6], "ranks": list(range(1, 9)), "grades": [1, 0] * 4}
+
+
+def head_set(*heads: tuple[int, int], with_table: bool = True) -> HeadSet:
+    table = [
+        {"rank": 1, "name": "", "layer": layer, "head": head, "is_chosen": True, "phi": 0.1 * head}
+        for layer in range(6)
+        for head in range(4)
+    ]
+    return HeadSet(heads, "entropy", "models/tiny", 6, 4, table=tuple(table) if with_table else ())
+
+
+DRAWINGS: dict[str, Callable[[Path], list[Path]]] = {
+    "head_map": lambda path: figures.draw_head_map(head_set((3, 1), (2, 0)), path),
+    "head_map_without_table": lambda path: figures.draw_head_map(head_set((5, 1), with_table=False), path),
+    "head_depth": lambda path: figures.draw_head_depth({"before": head_set((3, 1), (3, 2)), "after": head_set((1, 1))}, path),
+    "heatmap": lambda path: figures.draw_std_heatmap(PANELS, path),
+    "radar": lambda path: figures.draw_std_radar(PANELS, path),
+    "scaling": lambda path: figures.draw_std_scaling(PANELS, {"0.6B": 6e8, "4B": 4e9}, path),
+    "promotion": lambda path: figures.draw_promotion({"0.6B": {"icr": (0.3, 0.2, 0.1), "headrank+control": (0.5, 0.1, 0.4)}}, path),
+    "positions": lambda path: figures.draw_position_curves({"icr": score_by_position([parse_scores(LIST, "test")])}, path),
+    "measures": lambda path: figures.draw_measures([("bm25", "BM25", 0.5, (0.4, 0.6))], "nDCG@10", path),
+    "changes": lambda path: figures.draw_query_changes({"1": 0.1, "2": -0.2, "3": 0.0}, "nDCG@10", path, "new against old"),
+    "pareto": lambda path: figures.draw_pareto([CostPoint(0.01, 0.4, "", "bm25"), CostPoint(2, 0.5, "0.6B", "headrank")], "nDCG@10", path),
+}
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_each_figure_is_png_and_pdf_and_repeats_byte_for_byte(name: str, tmp_path: Path) -> None:
+    png, pdf = DRAWINGS[name](tmp_path / "one")
+    assert png.read_bytes().startswith(b"\x89PNG") and pdf.read_bytes().startswith(b"%PDF")
+    again = DRAWINGS[name](tmp_path / "two.png")
+    assert [path.name for path in again] == ["two.png", "two.pdf"]
+    assert [path.read_bytes() for path in again] == [png.read_bytes(), pdf.read_bytes()]
+
+
+def test_a_method_has_one_colour_everywhere_and_its_variants_share_it() -> None:
+    styles = {method: style.method_style(method) for method in ("bm25", "rankgpt", "icr", "core", "qr", "niah", "headrank")}
+    assert len({entry.colour for entry in styles.values()}) == len({entry.marker for entry in styles.values()}) == len(styles)
+    control = style.method_style("headrank+control")
+    assert control.colour == styles["headrank"].colour and control.marker != styles["headrank"].marker
+    assert style.method_style("something else") == style.method_style("something else")
+
+
+def simulate_deuteranopia(colour: str) -> np.ndarray:
+    """Viénot's linear model of the commonest colour blindness, on linear RGB."""
+    rgb = np.array([int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]) ** 2.2
+    lms = np.array([[17.8824, 43.5161, 4.11935], [3.45565, 27.1554, 3.86714], [0.0299566, 0.184309, 1.46709]])
+    blind = np.array([[1, 0, 0], [0.494207, 0, 1.24827], [0, 0, 1]])
+    return np.clip(np.linalg.inv(lms) @ blind @ lms @ rgb, 0, 1) ** (1 / 2.2)
+
+
+def test_the_palette_stays_apart_without_green_cones() -> None:
+    seen = {
+        method: simulate_deuteranopia(style.method_style(method).colour) for method in ("rankgpt", "icr", "core", "qr", "niah", "headrank")
+    }
+    seen |= {"gain": simulate_deuteranopia(style.GAIN), "loss": simulate_deuteranopia(style.LOSS)}
+    pairs = [
+        (first, second) for first in seen for second in seen if first < second and {first, second} not in ({"gain", "qr"}, {"loss", "niah"})
+    ]
+    closest = min(pairs, key=lambda pair: np.linalg.norm(seen[pair[0]] - seen[pair[1]]))
+    assert np.linalg.norm(seen[closest[0]] - seen[closest[1]]) > 0.12, closest
+
+
+def test_labels_on_fills_are_dark_on_light_and_light_on_dark() -> None:
+    assert style.readable_on((1, 1, 1)) == style.INK and style.readable_on((0.3, 0.05, 0.2)) == style.PAPER
+
+
+def test_parameter_counts_are_written_as_people_say_them() -> None:
+    assert [short_count(number) for number in (135e6, 0.6e9, 1.7e9, 4e9, 12)] == ["135M", "0.6B", "1.7B", "4B", "12"]
+
+
+def test_drawing_leaves_matplotlibs_global_settings_alone(tmp_path: Path) -> None:
+    import matplotlib as mpl
+
+    before = dict(mpl.rcParams)
+    DRAWINGS["measures"](tmp_path / "figure")
+    assert dict(mpl.rcParams) == before
