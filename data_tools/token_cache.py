@@ -8,9 +8,9 @@ it once and none sees half of it. Arrays are flat files, opened as maps: a milli
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -25,8 +25,10 @@ from headrank.errors import InputError
 from headrank.formats import read_json, write_json
 from headrank.spans import EncodedContext, PromptEncoder
 
+logger = logging.getLogger(__name__)
+
 FORMAT = 1  # raise when the layout of the files changes
-_CHUNK = 32  # contexts per tokenizer call
+_PROMPTS_PER_CALL = 32  # offsets of a hundred documents are large Python lists: few prompts at a time
 _ARRAYS = {
     "tokens": np.int32,  # all rows one after another
     "rows": np.int64,  # [R, 10], see _row
@@ -100,9 +102,12 @@ def open_cache(directory: Path, encoder: PromptEncoder, permutations: Sequence[i
     key = cache_key(directory, encoder, permutations, seed)
     folder = root / key
     if not folder.is_dir():
+        from filelock import FileLock
+
         root.mkdir(parents=True, exist_ok=True)
-        with _lock(root / f"{key}.lock"):
+        with FileLock(root / f"{key}.lock"):
             if not folder.is_dir():
+                logger.info("tokenising %s into %s", directory, folder)
                 _build(directory, folder, encoder, permutations, seed)
     meta = read_json(folder / "meta.json")
     if not isinstance(meta, dict) or meta.get("key") != key:
@@ -146,14 +151,6 @@ def _tokenizer_digest(encoder: PromptEncoder) -> str:
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on ``path``; other processes of this machine wait."""
-    with open(path, "w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
-
-
 def _open_array(path: Path, dtype: type, width: int | None) -> np.ndarray:
     shape = (-1,) if width is None else (-1, width)
     if path.stat().st_size == 0:
@@ -180,7 +177,7 @@ def _write_rows(directory: Path, encoder: PromptEncoder, permutations: Sequence[
     tokens = documents = pairs = names = 0
     _write(writers, "documents", [0])
     _write(writers, "pair_starts", [0])
-    for chunk in _chunks(_join(directory), _CHUNK):
+    for chunk in _chunks(_join(directory), max(1, _PROMPTS_PER_CALL // len(permutations))):
         orders = [
             [document_order(encoder, context.context_id, len(context.documents), permutation, seed) for permutation in permutations]
             for context, _ in chunk
@@ -237,7 +234,7 @@ def _join(directory: Path) -> Iterator[tuple[Context, list[tuple[int, int]]]]:
         if context.context_id in seen:
             raise InputError(f"{directory / CONTEXTS_FILE}: context {context.context_id!r} appears twice; remove one")
         seen.add(context.context_id)
-        places = {document.doc_id: index for index, document in enumerate(context.documents)}
+        places = {document.doc_id: (index, document.grade) for index, document in enumerate(context.documents)}
         chosen = []
         while pair is not None and pair.context_id == context.context_id:
             chosen.append(_indices(directory, pair, places))
@@ -248,8 +245,15 @@ def _join(directory: Path) -> Iterator[tuple[Context, list[tuple[int, int]]]]:
         raise InputError(f"{directory / PAIRS_FILE}: context {pair.context_id!r} {state}; both files need the same order of contexts")
 
 
-def _indices(directory: Path, pair: Pair, places: dict[str, int]) -> tuple[int, int]:
-    try:
-        return places[pair.chosen], places[pair.rejected]
-    except KeyError as error:
-        raise InputError(f"{directory / PAIRS_FILE}: document {error.args[0]!r} is not in context {pair.context_id!r}") from None
+def _indices(directory: Path, pair: Pair, places: dict[str, tuple[int, int | None]]) -> tuple[int, int]:
+    """The pair's places in its context; ids and grades must be the context's."""
+    found = []
+    for doc_id, grade in ((pair.chosen, pair.chosen_grade), (pair.rejected, pair.rejected_grade)):
+        index, known = places.get(doc_id, (None, None))
+        if index is None or known != grade:
+            state = "is not in" if index is None else f"has grade {grade} here and {known} in"
+            raise InputError(
+                f"{directory / PAIRS_FILE}: document {doc_id!r} {state} context {pair.context_id!r}; build both files together"
+            )
+        found.append(index)
+    return found[0], found[1]

@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrank.commands.options import add_prompt_arguments, positive_int, prompt_from, read_id_list
+from headrank.commands.options import add_prompt_arguments, positive_int, prompt_from, read_id_list, resolve_model
 from headrank.errors import InputError
 from headrank.formats import Collection
 
@@ -124,7 +124,14 @@ def format_table(counts: list[PairCounts]) -> str:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from data_tools.show_sample import show_context
+    from rich.console import Console
+    from transformers import AutoTokenizer
 
-    show_context(Path(args.output), args.show, model=args.model, template=prompt_from(args), words=args.words)
+    from data_tools.show_sample import render_context
+    from headrank.spans import PromptEncoder
+
+    encoder = PromptEncoder(AutoTokenizer.from_pretrained(resolve_model(args.model)), prompt_from(args))
+    console = Console()
+    for part in render_context(Path(args.output), args.show, encoder, args.words):
+        console.print(part)
     return 0

@@ -17,7 +17,8 @@ from data_tools.pairs import adjacent_pairs, cap_pairs, known_grades, random_pai
 from data_tools.seeds import generator
 from headrank.commands import main
 from headrank.errors import InputError
-from headrank.formats import Collection, write_jsonl, write_run
+from headrank.formats import Collection
+from tests.toy_collections import make_collection
 
 BOUNDED = settings(max_examples=50, deadline=None)
 grade_lists = st.lists(st.none() | st.integers(0, 3), max_size=30)
@@ -88,26 +89,6 @@ def test_every_sublist_has_an_adjacent_pair_and_keeps_the_retrievers_order(
         assert (np.diff(members) > 0).all()
         assert len(adjacent_pairs([grades[i] for i in members]))
     assert len({tuple(members) for members in sublists}) == len(sublists)
-
-
-def make_collection(folder: Path, grades: dict[str, list[int | None]], prefix: str = "d") -> Collection:
-    """A collection whose queries have the given grades at ranks 1, 2, ..."""
-    folder.mkdir(parents=True)
-    (folder / "queries.tsv").write_text("".join(f"{query_id}\tquery {query_id}\n" for query_id in grades))
-    rows = {query_id: [(f"{prefix}{query_id}-{i}", 100.0 - i) for i in range(len(listed))] for query_id, listed in grades.items()}
-    write_run(folder / "run.bm25.txt", rows, "bm25")
-    write_jsonl(
-        folder / "corpus.jsonl",
-        ({"docid": doc_id, "title": "", "text": f"text of {doc_id}"} for listed in rows.values() for doc_id, _ in listed),
-    )
-    lines = [
-        f"{q} 0 {doc_id} {grade}\n"
-        for q, listed in grades.items()
-        for (doc_id, _), grade in zip(rows[q], listed, strict=True)
-        if grade is not None
-    ]
-    (folder / "qrels.txt").write_text("".join(lines) + "elsewhere 0 x 1\n")
-    return Collection.open(folder)
 
 
 GRADES = {"q1": [1, 0, None, 3, 2], "q2": [0, 0, 2], "q3": [None, None], "q4": [0, 1, 1]}
