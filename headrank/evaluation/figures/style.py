@@ -118,6 +118,7 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
     stem.parent.mkdir(parents=True, exist_ok=True)
     png, pdf = stem.parent / f"{stem.name}.png", stem.parent / f"{stem.name}.pdf"
     figure.savefig(png, dpi=DPI, metadata={"Software": None})
+    figure.set_layout_engine("none")  # the layout is done; solving it again would cost as much as the drawing
     figure.savefig(pdf, metadata={"CreationDate": None, "Producer": None, "Creator": None})
     return [png, pdf]
 
