@@ -73,7 +73,8 @@ def test_the_retrievers_own_order_promotes_nobody() -> None:
 
 def test_lists_without_judgements_are_left_out_and_rates_are_then_unknown() -> None:
     counted = promotion([make_list([1.0, 2, 3, 4])])
-    assert counted.relevant_rate is None and counted.selectivity_gap is None
+    assert counted.relevant_rate is None
+    assert counted.selectivity_gap is None
     assert mean_rates([counted]) == (None, None, None)
 
 
@@ -132,7 +133,8 @@ def test_depth_bands_are_the_papers() -> None:
     change = compare_heads(heads(PAPER["0.6B"][0]), heads(PAPER["0.6B"][1]))
     before, after = head_depth(change.before), head_depth(change.after)
     assert (before.band, after.band, after.layers_used) == ((6, 21), (11, 16), 17)
-    assert sum(after.counts) == 8 and after.counts[16] == 3
+    assert sum(after.counts) == 8
+    assert after.counts[16] == 3
     assert describe_change(change)[1] == "Depth band: layers 6-21 before, 11-16 after."
 
 

@@ -36,7 +36,8 @@ def test_text_shows_means_intervals_and_the_paired_test(collection: Path, ours: 
     assert main(["evaluate", "--collection", str(collection), "--first-stage", str(ours), "--measures", "NDCG@10", "MRR"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["run", "nDCG@10", "RR", "queries"]
-    assert lines[1].startswith("BM25  63.09 [63.09, 63.09]") and lines[2].startswith("ours  100.00 [100.00, 100.00]")
+    assert lines[1].startswith("BM25  63.09 [63.09, 63.09]")
+    assert lines[2].startswith("ours  100.00 [100.00, 100.00]")
     assert any(line.split()[:4] == ["nDCG@10", "ours", "BM25", "+36.91"] for line in lines)
 
 
@@ -55,7 +56,8 @@ def test_json_holds_per_query_values_and_settings(collection: Path, ours: Path, 
     assert main(["evaluate", *arguments, "--seed", "5"]) == 0
     result = json.loads(output.read_text())
     assert result["runs"]["new"]["per_query"]["nDCG@10"] == {"1": 1.0, "2": 1.0}
-    assert result["settings"]["seed"] == 5 and result["comparisons"] == []
+    assert result["settings"]["seed"] == 5
+    assert result["comparisons"] == []
 
 
 def test_only_restricts_the_queries(collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,9 +72,9 @@ def test_missing_queries_and_ties_are_told(collection: Path, tmp_path: Path, cap
     with caplog.at_level("WARNING"):
         main(["evaluate", "--collection", str(collection), str(tied)])
     told = " ".join(caplog.messages)
-    assert (
-        "1 judged queries have no results" in told and "1 of its 2 queries are not judged" in told and "1 queries have equal scores" in told
-    )
+    assert "1 judged queries have no results" in told
+    assert "1 of its 2 queries are not judged" in told
+    assert "1 queries have equal scores" in told
 
 
 def test_write_metrics_makes_a_cell_with_facts_grades_and_measures(collection: Path, ours: Path) -> None:
@@ -85,8 +87,10 @@ def test_write_metrics_makes_a_cell_with_facts_grades_and_measures(collection: P
     assert main(["evaluate", "--collection", str(collection), str(ours), "--write-metrics", "--measures", "nDCG@10", "R@2"]) == 0
     (cell,) = find_cells(ours)
     assert (cell.model, cell.method, cell.benchmark, cell.condition) == ("m", "headrank", "toy", (2, "retriever"))
-    assert cell.value("nDCG@10") == 1.0 and cell.per_query("R@2") == {"1": 1.0, "2": 1.0}
-    assert cell.metrics["success_rate"] == 1.0 and cell.metrics["heads"] == [[1, 2]]
+    assert cell.value("nDCG@10") == 1.0
+    assert cell.per_query("R@2") == {"1": 1.0, "2": 1.0}
+    assert cell.metrics["success_rate"] == 1.0
+    assert cell.metrics["heads"] == [[1, 2]]
     assert [entry.grades for entry in read_scores(ours / "scores.jsonl")] == [(0, 2, None), None]
 
 
@@ -114,7 +118,8 @@ def test_bad_input_is_one_line_and_exit_code_two(
     places = {"QRELS": str(collection / "qrels.txt"), "RUN": str(ours)}
     assert main(["evaluate", *(places.get(word, word) for word in arguments)]) == 2
     error = capsys.readouterr().err.strip()
-    assert message in error and len(error.splitlines()) == 1
+    assert message in error
+    assert len(error.splitlines()) == 1
 
 
 def test_equal_names_are_told_apart_by_their_folders(collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,7 +127,8 @@ def test_equal_names_are_told_apart_by_their_folders(collection: Path, tmp_path:
         write_run(tmp_path / name / "out.txt", {"1": [("a", 1.0)]}, "t")
     main(["evaluate", "--collection", str(collection), str(tmp_path / "x" / "out.txt"), str(tmp_path / "y" / "out.txt")])
     out = capsys.readouterr().out
-    assert "\nout " in out and "\ny/out " in out
+    assert "\nout " in out
+    assert "\ny/out " in out
 
 
 def test_dl19_bm25_prints_the_papers_number(shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:

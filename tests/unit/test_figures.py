@@ -48,7 +48,8 @@ DRAWINGS: dict[str, Callable[[Path], list[Path]]] = {
 def test_each_figure_is_written_as_png_and_pdf(name: str, tmp_path: Path) -> None:
     png, pdf = DRAWINGS[name](tmp_path / "figure.png")
     assert (png.name, pdf.name) == ("figure.png", "figure.pdf")
-    assert png.read_bytes().startswith(b"\x89PNG") and pdf.read_bytes().startswith(b"%PDF")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert pdf.read_bytes().startswith(b"%PDF")
 
 
 def test_a_figure_drawn_again_is_the_same_byte_for_byte(tmp_path: Path) -> None:
@@ -60,7 +61,8 @@ def test_a_method_has_one_colour_everywhere_and_its_variants_share_it() -> None:
     styles = {method: style.method_style(method) for method in ("bm25", "rankgpt", "icr", "core", "qr", "niah", "headrank")}
     assert len({entry.colour for entry in styles.values()}) == len({entry.marker for entry in styles.values()}) == len(styles)
     control = style.method_style("headrank+control")
-    assert control.colour == styles["headrank"].colour and control.marker != styles["headrank"].marker
+    assert control.colour == styles["headrank"].colour
+    assert control.marker != styles["headrank"].marker
     assert style.method_style("something else") == style.method_style("something else")
 
 
@@ -85,7 +87,8 @@ def test_the_palette_stays_apart_without_green_cones() -> None:
 
 
 def test_labels_on_fills_are_dark_on_light_and_light_on_dark() -> None:
-    assert style.readable_on((1, 1, 1)) == style.INK and style.readable_on((0.3, 0.05, 0.2)) == style.PAPER
+    assert style.readable_on((1, 1, 1)) == style.INK
+    assert style.readable_on((0.3, 0.05, 0.2)) == style.PAPER
 
 
 def test_parameter_counts_are_written_as_people_say_them() -> None:

@@ -55,13 +55,15 @@ def test_an_unknown_measure_names_itself_and_the_notation() -> None:
 def test_a_missing_query_counts_as_zero_unless_skipped() -> None:
     run = make_run(a=["x", "y", "z"])
     counted = evaluate_run(run, QRELS, ["nDCG@10"])
-    assert counted.mean("nDCG@10") == pytest.approx(0.5) and counted.num_missing == 1
+    assert counted.mean("nDCG@10") == pytest.approx(0.5)
+    assert counted.num_missing == 1
     assert evaluate_run(run, QRELS, ["nDCG@10"], missing="skip").mean("nDCG@10") == pytest.approx(1.0)
 
 
 def test_an_unjudged_query_is_reported_and_never_counted() -> None:
     result = evaluate_run(make_run(a=["x"], b=["x"], c=["x"]), QRELS, ["RR"])
-    assert result.num_unjudged == 1 and set(result.values["RR"]) == {"a", "b"}
+    assert result.num_unjudged == 1
+    assert set(result.values["RR"]) == {"a", "b"}
 
 
 def test_query_ids_restrict_the_average() -> None:
@@ -77,7 +79,8 @@ def test_ties_are_counted_and_broken_by_document_id_unless_ranks_are_trusted() -
     run: Run = {"b": [Candidate("x", 1, 1.0), Candidate("y", 2, 1.0 + 1e-9)]}  # equal as float32
     qrels: Qrels = {"b": {"x": 1}}
     result = evaluate_run(run, qrels, ["RR"])
-    assert tied_queries(run) == ["b"] and result.num_tied == 1
+    assert tied_queries(run) == ["b"]
+    assert result.num_tied == 1
     assert result.mean("RR") == pytest.approx(0.5)  # trec_eval puts y before x
     assert evaluate_run(run, qrels, ["RR"], by_rank=True).mean("RR") == pytest.approx(1.0)
 

@@ -121,4 +121,5 @@ def test_rendering_multiplies_by_hundred_and_escapes_markdown() -> None:
     comparison = compare({"a|b": RUNS["bm25"], "ours": RUNS["ours"]}, Settings(resamples=100))
     assert "40.00 [20.00, 50.00]" in render(comparison, "text")
     markdown = render(comparison, "markdown")
-    assert "| a\\|b | 40.00 [20.00, 50.00] | 3 |" in markdown and "+33.33" in markdown
+    assert "| a\\|b | 40.00 [20.00, 50.00] | 3 |" in markdown
+    assert "+33.33" in markdown

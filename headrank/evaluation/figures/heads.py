@@ -91,7 +91,7 @@ def draw_head_depth(head_sets: Mapping[str, HeadSet], path: str | os.PathLike[st
         axes = figure.subplots()
         axes.set_ylim(-1, num_layers + 0.6)
         axes.grid(axis="y")
-        for place, (label, heads) in enumerate(head_sets.items()):
+        for place, heads in enumerate(head_sets.values()):
             style = method_style(next((method.name for method in METHODS.values() if method.selection == heads.method), heads.method))
             for layer, count in enumerate(head_depth(heads).counts):
                 spread = min(0.16, 0.7 / max(count, 1))

@@ -51,9 +51,16 @@ def draw_query_changes(changes: Mapping[str, float], measure: str, path: str | o
         for place, (query_id, value) in enumerate(ordered):
             if (place < labels and value > 0) or (place >= len(ordered) - labels and value < 0):
                 axes.annotate(
-                    query_id, (place, 100 * value), xytext=(0, 3 if value > 0 else -3), textcoords="offset points", rotation=90, fontsize=6.5,
-                    color=MUTED, ha="center", va="bottom" if value > 0 else "top",
-                )  # fmt: skip
+                    query_id,
+                    (place, 100 * value),
+                    xytext=(0, 3 if value > 0 else -3),
+                    textcoords="offset points",
+                    rotation=90,
+                    fontsize=6.5,
+                    color=MUTED,
+                    ha="center",
+                    va="bottom" if value > 0 else "top",
+                )
         axes.margins(x=0.02, y=0.3)
         axes.set_xticks([])
         axes.set_xlabel("queries, largest gain first")
@@ -71,21 +78,39 @@ def draw_pareto(points: Sequence[CostPoint], measure: str, path: str | os.PathLi
         figure = new_figure(WIDTH, 4.0)
         axes = figure.subplots()
         axes.plot(
-            [point.seconds for point in frontier], [100 * point.value for point in frontier], color=INK, linewidth=1.0, linestyle="--", zorder=1,
-            drawstyle="steps-post", label="Pareto frontier",
-        )  # fmt: skip
+            [point.seconds for point in frontier],
+            [100 * point.value for point in frontier],
+            color=INK,
+            linewidth=1.0,
+            linestyle="--",
+            zorder=1,
+            drawstyle="steps-post",
+            label="Pareto frontier",
+        )
         for point in sorted(points, key=lambda point: method_order(point.method)):
             style, is_best = method_style(point.method), point in frontier
             size = 60 + 45 * (models.index(point.model) if point.model in models else 0)
             axes.scatter(
-                point.seconds, 100 * point.value, s=size, color=style.colour, marker=style.marker, zorder=3,
-                edgecolor=INK if is_best else "white", linewidth=1.4 if is_best else 0.6,
-            )  # fmt: skip
+                point.seconds,
+                100 * point.value,
+                s=size,
+                color=style.colour,
+                marker=style.marker,
+                zorder=3,
+                edgecolor=INK if is_best else "white",
+                linewidth=1.4 if is_best else 0.6,
+            )
             name = f"{method_name(point.method)}, {point.model}" if len(models) > 1 and point.model else method_name(point.method)
             axes.annotate(
-                name, (point.seconds, 100 * point.value), xytext=(7, 5), textcoords="offset points", fontsize=8,
-                fontweight="bold" if is_best else "normal", path_effects=halo(), zorder=4,
-            )  # fmt: skip
+                name,
+                (point.seconds, 100 * point.value),
+                xytext=(7, 5),
+                textcoords="offset points",
+                fontsize=8,
+                fontweight="bold" if is_best else "normal",
+                path_effects=halo(),
+                zorder=4,
+            )
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.margins(x=0.16, y=0.12)
