@@ -1,0 +1,1 @@
+"""make bench: contenders interleaved in one run, reported as ratios."""
