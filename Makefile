@@ -1,0 +1,90 @@
+# make demo: the whole pipeline on the embedded model. make test: every test. Both set themselves up.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+TP ?= 1
+TORCH ?= torch==2.13.0
+PYTEST_ARGS ?=
+BIN := $(abspath $(VENV))/bin
+# A stamp holds a checksum of what was asked for, so that a second run installs nothing and needs no network.
+WANTED := $(shell cat setup.py constraints.txt | cksum | cut -d' ' -f1)
+RUN_STAMP := $(VENV)/.headrank-run-$(WANTED)
+DEV_STAMP := $(VENV)/.headrank-dev-$(WANTED)
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+
+# Waiting threads that spin make every process on a small machine several times slower.
+export OMP_WAIT_POLICY ?= PASSIVE
+export GOMP_SPINCOUNT ?= 0
+export TOKENIZERS_PARALLELISM ?= false
+export PATH := $(BIN):$(PATH)
+
+.PHONY: help setup setup-dev demo test test-unit test-distributed bench lint format system clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | while IFS='|' read -r name text; do printf '  make %-18s %s\n' "$$name" "$$text"; done
+	@echo '  VENV=path moves the environment (.venv), PYTHON=path picks the interpreter (3.10-3.12), TORCH=... another torch, TP=3 the demo'"'"'s tensor-parallel size'
+
+setup: $(RUN_STAMP) ## install headrank with training into VENV
+
+setup-dev: $(DEV_STAMP) ## the same and the tools for tests and lint
+
+demo: $(RUN_STAMP) ## the main job on the embedded model and collection: pairs, heads, training, export, reranking, report
+	@TP=$(TP) launch/demo.sh
+
+test: $(DEV_STAMP) ## all tests: unit, distributed, end to end
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-unit: $(DEV_STAMP) ## the fast loop
+	$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+
+test-distributed: $(DEV_STAMP) ## real gloo processes, tiny models
+	$(BIN)/python -m pytest tests/distributed $(PYTEST_ARGS)
+
+bench: $(RUN_STAMP) ## contenders interleaved, ratios
+	$(BIN)/python -m benchmarks
+
+lint: $(DEV_STAMP) ## ruff, mypy, shellcheck
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	@if command -v shellcheck >/dev/null; then \
+		{ git ls-files '*.sh' '*.sbatch'; echo .ci/run; } | sort -u | xargs shellcheck -x; \
+	else echo 'shellcheck is not installed: shell scripts were not checked (make system installs it)'; fi
+
+format: $(DEV_STAMP) ## let ruff rewrite the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+system: ## optional system packages, as root: chromium (viewer tests), shellcheck (lint)
+	apt-get update -qq && apt-get install -y --no-install-recommends chromium shellcheck
+
+clean: ## remove the environment and everything made by runs; the model cache stays
+	rm -rf $(VENV) runs build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The interpreter: PYTHON if given, else the first of these that starts and is 3.10-3.12.
+define make_environment
+	supported='import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))'; chosen=; \
+	for python in $(or $(PYTHON),python3.11 python3.12 python3.10 python3); do \
+		if "$$python" -c "$$supported" 2>/dev/null; then chosen="$$python"; break; fi; \
+	done; \
+	if [ -z "$$chosen" ]; then \
+		echo 'headrank needs Python 3.10, 3.11 or 3.12; $(or $(PYTHON),python3 on PATH) is $(shell $(or $(PYTHON),python3) --version 2>&1 | head -1): install one of them or give PYTHON=/path/to/python' >&2; exit 2; \
+	fi; \
+	"$$chosen" -m venv '$(VENV)'
+endef
+
+$(RUN_STAMP): setup.py constraints.txt
+	@if [ ! -x '$(BIN)/pip' ]; then echo '[setup] virtual environment in $(VENV)'; $(make_environment); fi
+	@echo '[setup] torch, first and alone'
+	$(PIP) install --no-compile '$(TORCH)'
+	@echo '[setup] headrank and its dependencies, at the versions of constraints.txt'
+	$(PIP) install --no-compile -c constraints.txt -e '.[train]'
+	@rm -f $(VENV)/.headrank-run-* && touch $@
+
+$(DEV_STAMP): $(RUN_STAMP)
+	@echo '[setup] tools for tests and lint'
+	$(PIP) install --no-compile -c constraints.txt -e '.[dev]'
+	@rm -f $(VENV)/.headrank-dev-* && touch $@

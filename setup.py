@@ -1,0 +1,63 @@
+"""Installation of headrank: the method, its command, and the extras for training, GPUs and Lucene."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "headrank" / "__init__.py").read_text(encoding="utf-8"), re.MULTILINE).group(1)
+
+# What reranking, retrieval, head selection, evaluation and the embedded model need. Versions that CI tests: constraints.txt.
+CORE = [
+    "torch>=2.6",
+    "transformers>=5.0",
+    "tokenizers",
+    "safetensors",
+    "huggingface_hub",
+    "jinja2",  # chat templates; transformers does not require it
+    "numpy",
+    "filelock",
+    "tqdm",
+    "rich",
+    "bm25s>=0.2",
+    "PyStemmer",
+    "ir-measures>=0.4",
+    "matplotlib>=3.8",
+    "gguf>=0.10",  # reads the embedded model; transformers asks for accelerate along with it
+    "accelerate",
+]
+# Megatron-Core writes checkpoints with psutil and does not declare it: without it the writers die and the save hangs.
+TRAIN = ["megatron-core>=0.16", "psutil", "tensorboard"]
+GPU = ["transformer-engine[pytorch]"]  # plain "transformer-engine" breaks "import megatron.core"
+LUCENE = ["pyserini>=1.0"]  # needs Java 21
+DEV = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy"]
+
+setup(
+    name="headrank",
+    version=VERSION,
+    description="Decoding-free passage reranking from the attention of preference-trained heads",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8") if (ROOT / "README.md").exists() else "",
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10,<3.13",
+    packages=find_packages(include=["headrank", "headrank.*", "data_tools", "data_tools.*", "megatron_patches", "megatron_patches.*"]),
+    package_data={
+        "headrank": ["**/*.json", "**/*.html", "**/*.css", "**/*.js"],
+        "data_tools": ["**/*.json"],
+        "megatron_patches": ["**/*.json"],
+    },
+    install_requires=CORE,
+    extras_require={"train": TRAIN, "gpu": TRAIN + GPU, "lucene": LUCENE, "dev": TRAIN + DEV},
+    entry_points={"console_scripts": ["headrank = headrank.commands:main"]},
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Topic :: Text Processing :: Indexing",
+    ],
+)
