@@ -1,0 +1,48 @@
+"""Writing a collection folder: queries.tsv, corpus.jsonl, qrels.txt and run.bm25.txt together."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from headrank.errors import InputError
+from headrank.formats import Document, Qrels, atomic_write, write_jsonl, write_run
+
+
+def write_collection(
+    folder: Path,
+    queries: Mapping[str, str],
+    documents: Mapping[str, Document],
+    qrels: Qrels,
+    run: Mapping[str, Sequence[tuple[str, float]]],
+    *,
+    tag: str = "bm25",
+    notes: str | None = None,
+) -> None:
+    """Write a new collection; the folder appears whole or not at all, and one that has files is never touched.
+
+    ``notes`` becomes PROVENANCE.md. Judgements of queries that are not in ``queries`` are left out.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder}: already exists; remove it or choose another folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        with atomic_write(temporary / "queries.tsv") as stream:
+            stream.writelines(f"{query_id}\t{text}\n" for query_id, text in queries.items())
+        rows = ({"docid": document.doc_id, "title": document.title, "text": document.text} for document in documents.values())
+        write_jsonl(temporary / "corpus.jsonl", rows)
+        with atomic_write(temporary / "qrels.txt") as stream:
+            for query_id in queries:
+                stream.writelines(f"{query_id} 0 {doc_id} {grade}\n" for doc_id, grade in qrels.get(query_id, {}).items())
+        write_run(temporary / "run.bm25.txt", run, tag)
+        if notes is not None:
+            with atomic_write(temporary / "PROVENANCE.md") as stream:
+                stream.write(notes)
+        os.chmod(temporary, 0o755)
+        os.replace(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
