@@ -23,9 +23,7 @@ from megatron_patches.model import HeadRankModel
 def two_prompts(encoded: EncodedContext) -> tuple[EncodedContext, EncodedContext]:
     """The branched context as two ordinary prompts: documents + query, documents + calibration query."""
     start, middle = encoded.prefix_length, encoded.prefix_length + encoded.query_length
-    first = dataclasses.replace(
-        encoded, input_ids=encoded.input_ids[:middle], calibration_length=0, calibration_rows=(0, 0)
-    )
+    first = dataclasses.replace(encoded, input_ids=encoded.input_ids[:middle], calibration_length=0, calibration_rows=(0, 0))
     shift = encoded.query_length
     second = dataclasses.replace(
         first,
@@ -56,9 +54,7 @@ def _owners(layout: BranchLayout, prefix_length: int) -> tuple[torch.Tensor, int
     return layout.document_of_token_BS[:, :prefix_length], prefix_length
 
 
-def literal_backward(
-    policy: HeadRankModel, reference: HeadRankModel, sample: Sample, heads: HeadSet, settings: LossSettings
-) -> float:
+def literal_backward(policy: HeadRankModel, reference: HeadRankModel, sample: Sample, heads: HeadSet, settings: LossSettings) -> float:
     """Accumulate the gradient of the mean per-pair objective, pair by pair; returns that mean."""
     ranks = torch.from_numpy(sample.retrieval_ranks)
     total = 0.0

@@ -1,0 +1,175 @@
+"""Everything between the checked configuration and the loop: data, reference scores, model, optimizer, the checkpoint to resume from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core import parallel_state
+from transformers import AutoTokenizer
+
+from data_tools.training_set import Sample, TrainingSet
+from headrank.errors import InputError
+from headrank.heads import HeadSet, head_name
+from headrank.spans import PromptEncoder
+from megatron_patches import device
+from megatron_patches.assembly import build_optimizer, build_policy, data_parallel_rank, is_first_tensor_rank, saving_report, wrap_model
+from megatron_patches.batches import Batch, training_batches
+from megatron_patches.config import TrainingConfig
+from megatron_patches.held_out import held_out_samples, score_sample
+from megatron_patches.model import HeadRankModel
+from megatron_patches.reference import Entry, ReferenceScores, needed_samples, reference_key
+from megatron_patches.run_checkpoints import RunCheckpoints, load_start_weights, resolve_start
+from megatron_patches.shape import ModelShape
+from megatron_patches.training import Progress, Run
+from megatron_patches.training_log import MetricsWriter
+
+logger = logging.getLogger(__name__)
+
+REFERENCE_FILE = "reference_scores.jsonl"
+
+
+def resolve_model(config: TrainingConfig) -> TrainingConfig:
+    """Replace 'embedded' by the directory of the built-in model, fetched on first use."""
+    if config.model != "embedded":
+        return config
+    from data_tools.embedded import embedded_model_directory
+
+    return dataclasses.replace(config, model=str(embedded_model_directory()))
+
+
+def load_heads(config: TrainingConfig, shape: ModelShape) -> HeadSet:
+    """The core heads, or every head with the prompt of heads.json for the ablation."""
+    assert config.heads is not None
+    heads = HeadSet.load(config.heads)
+    if not config.all_heads:
+        return heads
+    return HeadSet.all_heads(shape.layers, shape.heads, model=heads.model, prompt=heads.prompt)
+
+
+def open_training_set(config: TrainingConfig, shape: ModelShape, heads: HeadSet, directory: str) -> TrainingSet:
+    """The samples of a directory, tokenised for this model with the prompt the heads were selected with."""
+    tokenizer = AutoTokenizer.from_pretrained(config.tokenizer or config.model)
+    encoder = PromptEncoder(tokenizer, heads.prompt, config.seq_length or shape.max_positions)
+    return TrainingSet(directory, encoder, config.pairs_per_context, config.seed, config.permutations, epoch=config.epoch_unit)
+
+
+def prepare_run(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> tuple[Run, Iterator[Batch]]:
+    """Build or resume a run; afterwards only the loop is left."""
+    config = resolve_start(config)
+    data = open_training_set(config, shape, heads, config.train_data)
+    held_out = _held_out(config, shape, heads, data)
+    config = config.with_length(len(data))
+    _announce(config, shape, heads, data, len(held_out))
+    checkpoints = RunCheckpoints(config, heads)
+    policy = build_policy(config, shape, heads)
+    reference = _reference(config, heads, data, policy, is_resuming=checkpoints.resume_iteration is not None)
+    model = wrap_model(config, policy)
+    optimizer, scheduler = build_optimizer(config, model)
+    progress = Progress(**checkpoints.load(model, optimizer, scheduler))
+    is_writer = torch.distributed.get_rank() == 0
+    run = Run(
+        config=config,
+        heads=heads,
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        held_out=held_out,
+        checkpoints=checkpoints,
+        metrics=MetricsWriter(config, progress.iteration, is_writer),
+        progress=progress,
+    )
+    batches = training_batches(
+        data,
+        reference,
+        start=progress.consumed_samples,
+        rank=data_parallel_rank(),
+        world_size=config.data_parallel,
+        micro_batch_size=config.micro_batch_size,
+        device=device.device(),
+    )
+    return run, batches
+
+
+def _held_out(config: TrainingConfig, shape: ModelShape, heads: HeadSet, data: TrainingSet) -> list[Sample]:
+    """The held-out contexts; a query that is also trained on is refused."""
+    if config.valid_data is None:
+        return []
+    held_out = open_training_set(config, shape, heads, config.valid_data)
+    trained = {data.cache.names_of(context)[1] for context in range(data.num_contexts)}
+    samples = held_out_samples(held_out, config.eval_iters)
+    shared = next((sample.query_id for sample in samples if sample.query_id in trained), None)
+    if shared is not None:
+        raise InputError(
+            f"{config.valid_data}: query {shared!r} is also in {config.train_data}; hold it out with 'headrank pairs --hold-out'"
+        )
+    return samples
+
+
+def _announce(config: TrainingConfig, shape: ModelShape, heads: HeadSet, data: TrainingSet, num_held_out: int) -> None:
+    """The resolved configuration, once."""
+    logger.info("configuration: %s", json.dumps(config.to_dict(), sort_keys=True))
+    names = " ".join(head_name(head) for head in heads.heads[:16]) + (" ..." if len(heads.heads) > 16 else "")
+    logger.info("core heads (%d): %s", len(heads.heads), names)
+    logger.info(
+        "data: %d pairs in %d contexts, %d samples an epoch (%s), %d held-out contexts; %d iterations of %d",
+        data.num_pairs,
+        data.num_contexts,
+        len(data),
+        config.epoch_unit,
+        num_held_out,
+        config.train_iters,
+        config.global_batch_size,
+    )
+    if not config.full_depth:
+        logger.info("%s", saving_report(shape, heads.l_max))
+
+
+def _reference(
+    config: TrainingConfig, heads: HeadSet, data: TrainingSet, policy: HeadRankModel, *, is_resuming: bool
+) -> ReferenceScores | None:
+    """Load the start weights into ``policy`` and complete the reference cache with them, before anything is trained.
+
+    On resume nothing is loaded when the cache is complete; the checkpoint's weights come later, over the start weights.
+    """
+    if not config.loss.needs_reference:
+        if not is_resuming:
+            load_start_weights(config, policy)
+        return None
+    path = config.reference_cache or (None if config.save is None else str(Path(config.save) / REFERENCE_FILE))
+    key = reference_key(config.pretrained_checkpoint or config.model, heads, data, "bf16" if config.bf16 else "fp32")
+    reference = ReferenceScores(path, key)
+    assert config.train_iters is not None
+    needed = list(needed_samples(data, config.train_iters * config.global_batch_size))
+    missing = [sample for sample in needed if not reference.has(sample)]
+    if missing or not is_resuming:
+        load_start_weights(config, policy)
+    if missing:
+        logger.info("reference scores: computing %d of %d contexts", len(missing), len(needed))
+        reference.compute(
+            needed,
+            partial(score_sample, policy, heads=heads, device=device.device()),
+            rank=data_parallel_rank(),
+            world_size=config.data_parallel,
+            is_writer=is_first_tensor_rank(),
+            barrier=torch.distributed.barrier,
+            gather=_gather_scores,
+        )
+    return reference
+
+
+def _gather_scores(mine: dict[Entry, np.ndarray]) -> list[dict[Entry, np.ndarray]]:
+    """Every data-parallel rank's dictionary on every rank."""
+    group: Any = parallel_state.get_data_parallel_group()
+    if group.size() == 1:
+        return [mine]
+    everyone: list[dict[Entry, np.ndarray]] = [{}] * group.size()
+    torch.distributed.all_gather_object(everyone, mine, group=group)
+    return everyone

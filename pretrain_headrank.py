@@ -1,0 +1,61 @@
+"""Preference training of core attention heads on Megatron-Core: parse, build, train.
+
+    torchrun --nproc-per-node 8 pretrain_headrank.py --tensor-model-parallel-size 4 --headrank-model Qwen3-0.6B \\
+        --headrank-heads heads.json --train-data-path train --global-batch-size 32 --lr 1e-5 --clip-grad 5.0 --bf16 --save run
+
+Started again with the same arguments it goes on from the last good checkpoint in --save. Plain ``python`` is a world of one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+
+from headrank.errors import InputError
+from megatron_patches.arguments import parse_arguments
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run; a user's error is one line on stderr (of rank 0) and exit code 2."""
+    args = parse_arguments(argv)
+    for category in (UserWarning, FutureWarning):  # what is not installed, what torch renamed: once per module and rank
+        warnings.filterwarnings("ignore", category=category, module=r"megatron\.core")
+    from megatron_patches import device
+
+    try:
+        return run(args)
+    except InputError as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"pretrain_headrank.py: {error}", file=sys.stderr)
+        return 2
+    finally:
+        device.shutdown()
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check everything that can be checked cheaply, then build and train."""
+    from megatron_patches import device
+    from megatron_patches.config import check_heads, check_network_flags, config_from
+    from megatron_patches.run_setup import load_heads, prepare_run, resolve_model
+    from megatron_patches.shape import ModelShape
+    from megatron_patches.training import train
+    from megatron_patches.training_log import set_up_logging
+
+    set_up_logging(int(os.environ.get("RANK", "0")))
+    config = resolve_model(config_from(args, int(os.environ.get("WORLD_SIZE", "1"))))
+    shape = ModelShape.from_hf(config.model)
+    check_network_flags(args, shape)
+    heads = load_heads(config, shape)
+    check_heads(heads, shape, config)
+    device.initialize(config.tensor_parallel, seed=config.seed, timeout_minutes=config.distributed_timeout_minutes)
+    prepared, batches = prepare_run(config, shape, heads)
+    is_complete = train(prepared, batches)
+    prepared.finish(is_complete)
+    return 0
+
+
+if __name__ == "__main__":  # Megatron's checkpoint writers import this file again in spawned processes
+    sys.exit(main())
