@@ -102,23 +102,27 @@ def collection_contexts(
     return contexts
 
 
-class HeadPolicy(Protocol):
-    """A way to rank heads: CoRe, QR and the entropy-regularised selection differ in nothing but this."""
+class RankedHeads(Protocol):
+    """What a finished selection can tell, however it looked at the model."""
 
     name: str
-    top_k: int
+    top_k: int  # how many heads its own paper keeps
 
     def settings(self) -> dict[str, Any]:
         """The switches, for heads.json."""
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """Named values [L, H] of every head; the last one ranks."""
+
+
+class HeadPolicy(RankedHeads, Protocol):
+    """A way to rank heads by head statistics: CoRe, QR and the entropy-regularised selection differ in nothing but this."""
 
     def uses(self, context: SelectionContext) -> bool:
         """Whether this context has what the policy measures; one that no policy uses is not run."""
 
     def add(self, context: SelectionContext, statistics: HeadStatistics) -> None:
         """Take one context into the means."""
-
-    def columns(self) -> dict[str, np.ndarray]:
-        """Named values [L, H] of every head; the last one ranks."""
 
 
 class RunningMean:
@@ -233,9 +237,20 @@ def _statistics(
 
 
 def make_head_set(
-    policy: HeadPolicy, reader: AttentionReader, *, model: str, top_k: int | None = None, source: Mapping[str, Any] | None = None
+    policy: RankedHeads,
+    *,
+    model: str,
+    num_layers: int,
+    num_heads: int,
+    prompt: PromptTemplate,
+    top_k: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    source: Mapping[str, Any] | None = None,
 ) -> HeadSet:
-    """The policy's best K heads with the ranked table of all heads it has seen."""
+    """The policy's best K heads with the ranked table of all heads it has seen; ``num_layers`` is the whole model's.
+
+    ``settings`` are added to the policy's own, ``source`` says what was read; versions are added to it.
+    """
     columns = policy.columns()
     ranking_LH = torch.from_numpy(list(columns.values())[-1])
     ranked = top_heads(ranking_LH, ranking_LH.numel())
@@ -249,10 +264,10 @@ def make_head_set(
         heads=heads,
         method=policy.name,
         model=model,
-        num_layers=reader.num_layers,
-        num_heads=reader.num_heads,
-        prompt=reader.encoder.template,
-        settings=policy.settings(),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        prompt=prompt,
+        settings={**policy.settings(), **(settings or {})},
         source={**(source or {}), "versions": versions()},
         table=tuple(table),
     )

@@ -65,7 +65,7 @@ _OPTIONS: dict[str, frozenset[str]] = {
     "first-stage": frozenset(),
     "attention": frozenset({"prompt", "calibrate", "max_length"}),
     "generative": frozenset(
-        {"api_base", "window", "stride", "max_words", "max_new_tokens", "max_length", "concurrency", "timeout", "retries"}
+        {"api_base", "window", "stride", "prompt", "max_new_tokens", "max_length", "concurrency", "timeout", "retries"}
     ),
 }
 
@@ -82,8 +82,8 @@ def build_ranker(method: str, model: str | Path | None, heads: HeadSet | str | P
     """The ranker of a method on a model.
 
     ``heads`` is a HeadSet or heads.json for the methods that select heads. Options that are None keep their defaults:
-    device, dtype, batch_size for all; prompt, calibrate, max_length for attention; api_base, window, stride, max_words,
-    max_new_tokens, max_length, concurrency, timeout, retries for RankGPT. An option of another kind of method is an error.
+    device, dtype, batch_size for all; prompt, calibrate, max_length for attention; api_base, window, stride, prompt
+    (its max_words), max_new_tokens, max_length, concurrency, timeout, retries for RankGPT. An option of another kind of method is an error.
     """
     chosen = find_method(method)
     given = {key: value for key, value in options.items() if value is not None and not (key == "calibrate" and value is True)}

@@ -158,6 +158,11 @@ def columns_of(policy: HeadPolicy, reader: AttentionReader, contexts: list[Selec
     return policy.columns()
 
 
+def head_set(policy: HeadPolicy, reader: AttentionReader, **options: object) -> HeadSet:
+    shape = {"num_layers": reader.num_layers, "num_heads": reader.num_heads}
+    return make_head_set(policy, model="tiny", prompt=reader.encoder.template, **shape, **options)
+
+
 def test_phi_is_mean_discriminability_times_mean_gate_of_the_slow_reference(reader, contexts, slow) -> None:
     columns = columns_of(EntropySelection(TEMPERATURE, WEIGHT), reader, contexts)
     expected_s, expected_g = slow_s_disc(slow, raw_masses), slow_gate(slow)
@@ -254,7 +259,7 @@ def test_fewer_layers_give_the_same_numbers_for_the_layers_that_are_read(reader,
     accumulate(reader, contexts, [pruned], num_layers=2)
     assert pruned.columns()["S"].shape == (2, HEADS)
     assert np.array_equal(pruned.columns()["S"], whole.columns()["S"][:2])
-    assert make_head_set(pruned, reader, model="tiny", top_k=3).l_max <= 1
+    assert head_set(pruned, reader, top_k=3).l_max <= 1
 
 
 def test_the_same_input_gives_the_same_file_also_from_the_cache(reader, contexts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +268,7 @@ def test_the_same_input_gives_the_same_file_also_from_the_cache(reader, contexts
     def select(name: str, cached: bool) -> bytes:
         policy = EntropySelection(TEMPERATURE)
         source = accumulate(reader, contexts, [policy], cache=cache if cached else None)
-        make_head_set(policy, reader, model="tiny", top_k=3, source=source).save(tmp_path / name)
+        head_set(policy, reader, top_k=3, source=source).save(tmp_path / name)
         return (tmp_path / name).read_bytes()
 
     plain, filled = select("a.json", False), select("b.json", True)
@@ -292,7 +297,7 @@ def test_the_fingerprint_changes_with_the_weights(reader: AttentionReader, tmp_p
 def test_heads_json_ranks_every_head_and_says_what_it_was_computed_from(reader, contexts, tmp_path: Path) -> None:
     policy = EntropySelection(TEMPERATURE, WEIGHT)
     source = accumulate(reader, contexts, [policy])
-    heads = make_head_set(policy, reader, model="tiny", top_k=5, source=source)
+    heads = head_set(policy, reader, top_k=5, source=source)
     heads.save(tmp_path / "heads.json")
     loaded = HeadSet.load(tmp_path / "heads.json")
     assert loaded == heads and len(loaded.table) == LAYERS * HEADS

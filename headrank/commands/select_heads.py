@@ -1,0 +1,248 @@
+"""Score every attention head of a model on judged candidate lists and keep the best K.
+
+One forward a list serves every relevant document in it. Writes heads.json (ranked table of all heads, the chosen K, l_max,
+what it was computed from) and a picture of the head map beside it. The same input gives the same file, byte for byte.
+--method all writes one file a method: heads.entropy.json, heads.core.json, heads.qr.json, ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrank.commands import options
+from headrank.errors import InputError
+from headrank.formats import Collection, iterate_corpus
+
+if TYPE_CHECKING:
+    from headrank.heads import HeadSet
+    from headrank.reader import AttentionReader
+    from headrank.selection import HeadPolicy, RankedHeads, SelectionContext
+
+_log = logging.getLogger(__name__)
+POLICIES = ("entropy", "core", "qr", "qr-ndcg", "niah")
+MOST_PASSAGES = 500  # of a corpus, as hay for NIAH
+MIDDLE_GRADE = 2  # what TREC DL calls relevant; collections whose grades stop at 1 have gold from 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `headrank select-heads`."""
+    _add_input_arguments(parser)
+    options.add_model_arguments(parser)
+    options.add_prompt_arguments(parser)
+    group = parser.add_argument_group("selection")
+    group.add_argument("--output", metavar="FILE", required=True, help="heads.json to write; FILE's stem also names the picture")
+    group.add_argument("--method", choices=[*POLICIES, "all"], default="entropy", help="how heads are scored (default entropy: Eq. 2-4)")
+    group.add_argument("--top-k", type=options.positive_int, metavar="K", help="heads to keep (default 8; 16 for qr and qr-ndcg)")
+    group.add_argument("--depth", type=options.positive_int, default=40, metavar="N", help="candidates in a list (default 40)")
+    _add_order_arguments(group)
+    group.add_argument("--temperature", type=float, metavar="TAU", help="entropy, core: temperature of the contrast (default 0.001)")
+    group.add_argument("--entropy-weight", type=float, metavar="LAMBDA", help="entropy: weight of the entropy gate (default 0.1)")
+    group.add_argument(
+        "--calibrated",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="masses minus those of the content-free query, or raw ones",
+    )
+    group.add_argument(
+        "--gold-grade", type=options.positive_int, metavar="G", help="qr: grade from which a document is gold (default 2 or 1)"
+    )
+    group.add_argument("--prune", type=float, default=0.0, metavar="F", help="leave out this fraction of the layers, from the top")
+    group.add_argument("--needles", type=options.positive_int, default=20, metavar="N", help="niah: questions asked (default 20)")
+    group.add_argument(
+        "--haystack-words", type=options.positive_int, default=300, metavar="N", help="niah: words of a haystack (default 300)"
+    )
+    group.add_argument("--batch-size", type=options.positive_int, default=1, metavar="B", help="lists per forward (default 1)")
+    group.add_argument("--cache", metavar="DIR", help="keep the statistics of every list here: resume, or try other settings for free")
+    group.add_argument("--no-picture", action="store_true", help="write heads.json only")
+
+
+def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("collections")
+    group.add_argument(
+        "--collection", metavar="DIR", action="append", help="queries.tsv, corpus.jsonl[.gz], qrels.txt, run.bm25.txt; may be given again"
+    )
+    for name in ("queries", "corpus", "qrels", "run"):
+        group.add_argument(f"--{name}", metavar="FILE", help=f"with at most one collection: these {name} instead of its own")
+    chosen = group.add_mutually_exclusive_group()
+    chosen.add_argument("--only", metavar="FILE", help="query ids, one a line, to use; all others are left out")
+    chosen.add_argument("--hold-out", metavar="FILE", help="query ids, one a line, to leave out")
+
+
+def _add_order_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--permutations",
+        type=int,
+        default=0,
+        metavar="N",
+        help="use N random orders of every list, so that no head is chosen for its position",
+    )
+    group.add_argument("--no-retriever-order", action="store_true", help="with --permutations: the random orders only")
+    group.add_argument("--seed", type=int, default=0, help="seed of the random orders and the needles (default 0)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Select and write; returns the exit code."""
+    if not 0 <= args.prune < 1:
+        raise InputError(f"--prune {args.prune} must be at least 0 and below 1")
+    if args.permutations < 0:
+        raise InputError(f"--permutations {args.permutations} must not be negative")
+    methods = list(POLICIES) if args.method == "all" else [args.method]
+    results = []
+    if methods != ["niah"]:
+        results += _attention_selection(args, [method for method in methods if method != "niah"])
+    if "niah" in methods:
+        results.append(_needle_selection(args))
+    for heads in results:
+        _write(heads, _output_path(args, heads.method), not args.no_picture)
+    return 0
+
+
+def _attention_selection(args: argparse.Namespace, methods: list[str]) -> list[HeadSet]:
+    """All policies that read prefill attention, from one forward a list."""
+    from headrank.head_statistics import StatisticsCache, model_fingerprint
+    from headrank.selection import accumulate
+
+    contexts = _contexts(args)
+    policies = [_policy(method, args, contexts) for method in methods]
+    reader = _load_reader(args)
+    num_layers = _pruned(reader.num_layers, args.prune)
+    cache = StatisticsCache(args.cache, model_fingerprint(reader)) if args.cache else None
+    bar = options.progress(contexts, total=len(contexts), description="select-heads", unit="list")
+    facts = accumulate(reader, bar, policies, num_layers=num_layers, batch_size=args.batch_size, cache=cache)
+    source = {"collections": sorted({context.collection for context in contexts}), **facts}
+    settings = {"depth": args.depth, "permutations": args.permutations, "seed": args.seed, "layers_read": num_layers}
+    settings["with_retriever_order"] = not (args.permutations and args.no_retriever_order)
+    return [_head_set(policy, args, (reader.num_layers, reader.num_heads), source, settings) for policy in policies]
+
+
+def _load_reader(args: argparse.Namespace) -> AttentionReader:
+    from headrank.reader import AttentionReader, load_config
+
+    model = options.resolve_model(args.model)
+    layers = int(load_config(model).get_text_config(decoder=True).num_hidden_layers)
+    last_layer = _pruned(layers, args.prune) - 1
+    return AttentionReader.load(model, prompt=options.prompt_from(args), last_layer=last_layer, device=args.device, dtype=args.dtype)
+
+
+def _pruned(num_layers: int, fraction: float) -> int:
+    """Layers left after pruning, as CoRe counts them; at least one."""
+    return max(1, int(num_layers * (1 - fraction)))
+
+
+def _contexts(args: argparse.Namespace) -> list[SelectionContext]:
+    from headrank.selection import collection_contexts
+
+    contexts = []
+    for collection in _collections(args):
+        contexts += collection_contexts(
+            collection,
+            options.prompt_from(args),
+            depth=args.depth,
+            permutations=args.permutations,
+            with_retriever_order=not args.no_retriever_order,
+            seed=args.seed,
+            only=options.read_id_list(args.only) if args.only else None,
+            hold_out=options.read_id_list(args.hold_out) if args.hold_out else (),
+        )
+    return contexts
+
+
+def _collections(args: argparse.Namespace) -> list[Collection]:
+    single = {name: getattr(args, name) for name in ("queries", "corpus", "qrels", "run")}
+    folders = args.collection or []
+    if len(folders) > 1 and any(single.values()):
+        raise InputError("--queries, --corpus, --qrels and --run go with one --collection, not with several")
+    return [Collection.open(folder, **single) for folder in folders or [None]]
+
+
+def _policy(method: str, args: argparse.Namespace, contexts: list[SelectionContext]) -> HeadPolicy:
+    """The policy with the switches that were given; what was not given keeps the method's own default."""
+    from headrank.baselines.core import CoreSelection
+    from headrank.baselines.qr import QRNdcgSelection, QRSelection
+    from headrank.selection import EntropySelection
+
+    given: dict[str, Any] = {"temperature": args.temperature, "entropy_weight": args.entropy_weight, "is_calibrated": args.calibrated}
+    if method == "qr":
+        highest = max((grade or 0 for context in contexts for grade in context.grades), default=0)
+        given["gold_grade"] = args.gold_grade or min(MIDDLE_GRADE, max(highest, 1))
+    known = {
+        "entropy": (EntropySelection, {"temperature", "entropy_weight", "is_calibrated"}),
+        "core": (CoreSelection, {"temperature", "is_calibrated"}),
+        "qr": (QRSelection, {"gold_grade", "is_calibrated"}),
+        "qr-ndcg": (QRNdcgSelection, {"is_calibrated"}),
+    }
+    policy, names = known[method]
+    return policy(**{name: value for name, value in given.items() if name in names and value is not None})
+
+
+def _needle_selection(args: argparse.Namespace) -> HeadSet:
+    """NIAH: needles in the collection's passages where one is given, else in generated text."""
+    from headrank.baselines.needles import make_needles
+    from headrank.baselines.niah import NiahSelection
+
+    passages = [text for collection in (_collections(args) if args.collection or args.corpus else []) for text in _passages(collection)]
+    needles = make_needles(args.needles, haystack_words=args.haystack_words, seed=args.seed, passages=passages)
+    selection = NiahSelection.load(options.resolve_model(args.model), device=args.device, dtype=args.dtype)
+    for needle in options.progress(needles, total=len(needles), description="needles", unit="needle"):
+        selection.ask(needle)
+    config = selection.generator.model.config.get_text_config(decoder=True)
+    _log.info("niah: %d of %d needle questions were answered", selection.scores.count, selection.asked)
+    source = {"haystack": "collection" if passages else "generated", "haystack_words": args.haystack_words, "seed": args.seed}
+    return _head_set(selection, args, (int(config.num_hidden_layers), int(config.num_attention_heads)), source)
+
+
+def _passages(collection: Collection) -> list[str]:
+    """Texts of the corpus's first documents: hay."""
+    return [document.text for document in itertools.islice(iterate_corpus(collection.corpus_path), MOST_PASSAGES)]
+
+
+def _head_set(
+    selection: RankedHeads,
+    args: argparse.Namespace,
+    shape: tuple[int, int],
+    source: dict[str, Any],
+    settings: dict[str, Any] | None = None,
+) -> HeadSet:
+    from headrank.selection import make_head_set
+
+    return make_head_set(
+        selection,
+        model=args.model,
+        num_layers=shape[0],
+        num_heads=shape[1],
+        prompt=options.prompt_from(args),
+        top_k=args.top_k,
+        settings=settings,
+        source=source,
+    )
+
+
+def _output_path(args: argparse.Namespace, method: str) -> Path:
+    """heads.json, or heads.core.json when several methods are selected at once."""
+    path = Path(args.output)
+    return path if args.method != "all" else path.with_name(f"{path.stem}.{method}{path.suffix or '.json'}")
+
+
+def _write(heads: HeadSet, path: Path, with_picture: bool) -> None:
+    """Save, draw, and print the chosen heads with their columns."""
+    heads.save(path)
+    pictures = _draw(heads, path) if with_picture else []
+    columns = [name for name in heads.table[0] if name not in ("rank", "name", "layer", "head", "is_chosen")]
+    print(f"{heads.method}: {len(heads.heads)} of {len(heads.table)} heads, l_max {heads.l_max} of {heads.num_layers} layers")
+    print(f"{'rank':>4}  {'head':<8}" + "".join(f"{name:>12}" for name in columns))
+    for row in heads.table[: len(heads.heads)]:
+        print(f"{row['rank']:>4}  {row['name']:<8}" + "".join(f"{row[name]:>12.5g}" for name in columns))
+    print(f"wrote {', '.join(map(str, [path, *pictures]))}")
+
+
+def _draw(heads: HeadSet, path: Path) -> list[Path]:
+    try:
+        from headrank.evaluation.figures import draw_head_map
+    except ImportError as error:  # matplotlib is an extra
+        _log.warning("no picture of the head map: %s", error)
+        return []
+    return draw_head_map(heads, path.with_suffix(""))
