@@ -81,17 +81,17 @@ class ParsedAnswer:
 def parse_ranking(text: str, num_passages: int) -> ParsedAnswer:
     """Read identifiers out of whatever the model wrote; what is missing is appended in the old order.
 
-    Numbers in brackets count, or all numbers where that recovers more ("1 > 2", "1, 2"). Thoughts before </think>,
-    repetitions and numbers out of range are dropped.
+    Numbers in brackets count, or all numbers ("1 > 2", "[1, 2]") where brackets hold less than half of them. Thoughts
+    before </think>, repetitions and numbers out of range are dropped.
     """
     text = text.rpartition("</think>")[2]
-    bracketed = [int(number) for number in re.findall(r"\[\s*([0-9]{1,9})\s*\]", text)]
-    numbers = [int(number) for number in re.findall(r"[0-9]{1,9}", text)]
+    bracketed = [int(number) for number in re.findall(r"\[\s*([0-9]{1,6})\s*\]", text)]
+    numbers = [int(number) for number in re.findall(r"(?<![0-9])[0-9]{1,6}(?![0-9])", text)]
 
     def valid(found: list[int]) -> list[int]:
         return [number - 1 for number in dict.fromkeys(found) if 1 <= number <= num_passages]
 
-    chosen = bracketed if len(valid(bracketed)) >= len(valid(numbers)) else numbers
+    chosen = bracketed if 2 * len(valid(bracketed)) >= len(valid(numbers)) and bracketed else numbers
     recovered = valid(chosen)
     missing = [position for position in range(num_passages) if position not in set(recovered)]
     is_strict = sorted(chosen) == list(range(1, num_passages + 1))
