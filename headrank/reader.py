@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer
 from headrank.attention import batch_contexts
 from headrank.capture import Capture, ExitEarly, register
 from headrank.errors import InputError
+from headrank.placement import place
 from headrank.prompt import PromptTemplate
 from headrank.spans import EncodedContext, PromptEncoder
 
@@ -55,9 +56,7 @@ class AttentionReader:
         max_length: int | None = None,
     ) -> AttentionReader:
         """Load a directory or hub name; with ``last_layer`` the layers above it are not even read from the file."""
-        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-        dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
+        device, dtype = place(device, dtype)
         config = load_config(model)
         text = _text_config(config)
         num_layers = int(text.num_hidden_layers)

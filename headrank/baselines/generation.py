@@ -20,6 +20,7 @@ from jinja2 import TemplateError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from headrank.errors import InputError
+from headrank.placement import place
 from headrank.prompt import neutralise
 from headrank.reader import _quiet_loading, load_config
 
@@ -82,12 +83,10 @@ class LocalGenerator:
         source_layers = getattr(config, "headrank_source_layers", None)
         if source_layers and source_layers > config.num_hidden_layers:
             raise InputError(f"{model}: holds {config.num_hidden_layers} of {source_layers} layers; RankGPT needs a full export")
-        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        device, dtype = place(device, dtype)
         try:
             with _quiet_loading():
                 tokenizer = AutoTokenizer.from_pretrained(model)
-                dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
                 loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
         except (OSError, ValueError, KeyError) as error:
             raise InputError(f"{model}: cannot be loaded as a chat model ({str(error).splitlines()[0]})") from error

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from headrank import __version__
 from headrank.errors import InputError
@@ -28,6 +29,10 @@ VERBS: dict[str, tuple[str, str]] = {
 }
 
 
+# package -> the extra that installs it
+EXTRAS = {"megatron": "train", "psutil": "train", "tensorboard": "train", "pyserini": "lucene", "transformer_engine": "gpu"}
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The top-level parser; verbs parse their own arguments."""
     width = max(map(len, VERBS))
@@ -44,6 +49,20 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _module_of(verb: str) -> ModuleType:
+    return importlib.import_module(f"headrank.commands.{VERBS[verb][0]}")
+
+
+def build_verb_parser(verb: str) -> argparse.ArgumentParser:
+    """The parser of one verb."""
+    module = _module_of(verb)
+    parser = argparse.ArgumentParser(
+        prog=f"headrank {verb}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    module.add_arguments(parser)
+    return parser
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; a user's error is one line on stderr and exit code 2."""
     logging.basicConfig(level=os.environ.get("HEADRANK_LOG", "INFO"), format="%(message)s", stream=sys.stderr)
@@ -52,16 +71,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         build_parser().print_help()
         return 0
     chosen = build_parser().parse_args(arguments[:1])
-    module_name, summary = VERBS[chosen.verb]
-    module = importlib.import_module(f"headrank.commands.{module_name}")
-    parser = argparse.ArgumentParser(
-        prog=f"headrank {chosen.verb}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    module.add_arguments(parser)
+    module = _module_of(chosen.verb)
     try:
-        return int(module.run(parser.parse_args(arguments[1:])) or 0)
+        return int(module.run(build_verb_parser(chosen.verb).parse_args(arguments[1:])) or 0)
     except InputError as error:
         print(f"headrank {chosen.verb}: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get(str(error.name).partition(".")[0])
+        if extra is None:
+            raise
+        print(f"headrank {chosen.verb}: needs the package {error.name!r}; run pip install 'headrank[{extra}]'", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"headrank {chosen.verb}: interrupted", file=sys.stderr)
