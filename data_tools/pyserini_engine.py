@@ -46,12 +46,17 @@ def load_pyserini(module: str) -> Any:
                 "engine pyserini: the package is not installed; pip install 'headrank[pyserini]' or use --engine bm25s"
             ) from error
         raise InputError(f"engine pyserini: its dependency {error.name!r} is missing; pip install {error.name}") from error
-    except Exception as error:  # whatever the JVM bridge raises is Java's own class
-        if type(error).__module__.split(".")[0] in {"jnius", "builtins", "pyserini"}:
-            raise InputError(
-                f"engine pyserini: Java could not be started ({_first_line(error)}); check JAVA_HOME or use --engine bm25s"
-            ) from error
-        raise
+    except Exception as error:
+        raise _java_problem(error, "Java could not be started; check JAVA_HOME or use --engine bm25s") from error
+
+
+def _java_problem(error: Exception, words: str) -> Exception:
+    """An InputError with these words for what Java or the network raise; any other error comes back as it is."""
+    is_java = type(error).__module__.split(".")[0] == "jnius"
+    if not is_java and not isinstance(error, (OSError, ValueError)):
+        return error
+    first_line = (str(error).splitlines() or [type(error).__name__])[0][:200]
+    return InputError(f"engine pyserini: {words} ({first_line})")
 
 
 def _check_java() -> None:
@@ -67,10 +72,6 @@ def _check_java() -> None:
         raise InputError(f"engine pyserini: {java} is Java {version}, Pyserini needs {REQUIRED_JAVA}; set JAVA_HOME, or use --engine bm25s")
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
-
-
 def open_index(index: str) -> Any:
     """A Lucene searcher over a local index folder or a prebuilt index by name (downloaded on first use)."""
     lucene = load_pyserini("pyserini.search.lucene")
@@ -78,10 +79,12 @@ def open_index(index: str) -> Any:
         return lucene.LuceneSearcher(index)
     try:
         searcher = lucene.LuceneSearcher.from_prebuilt_index(index)
-    except OSError as error:
-        raise InputError(f"--index {index}: cannot be downloaded ({_first_line(error)}); is there a network?") from error
+    except Exception as error:
+        raise _java_problem(error, f"--index {index} cannot be opened") from error
     if searcher is None:
-        raise InputError(f"--index {index}: neither a folder nor the name of a prebuilt index of Pyserini")
+        raise InputError(
+            f"--index {index}: not a folder, and no prebuilt index of that name could be downloaded; see Pyserini's lines above"
+        )
     return searcher
 
 
@@ -115,8 +118,8 @@ def load_topics(name: str) -> dict[str, str]:
     search = load_pyserini("pyserini.search")
     try:
         topics = search.get_topics(name)
-    except (ValueError, OSError) as error:
-        raise InputError(f"topics {name!r}: not to be had from Pyserini ({_first_line(error)})") from error
+    except Exception as error:
+        raise _java_problem(error, f"no topics {name!r} to be had; is there a network?") from error
     return {str(query_id): " ".join(fields["title"].split()) for query_id, fields in topics.items()}
 
 
@@ -125,6 +128,6 @@ def load_qrels(name: str) -> Qrels:
     search = load_pyserini("pyserini.search")
     try:
         path = search.get_qrels_file(name)
-    except (ValueError, OSError) as error:
-        raise InputError(f"qrels {name!r}: not to be had from Pyserini ({_first_line(error)})") from error
+    except Exception as error:
+        raise _java_problem(error, f"no qrels {name!r} to be had; is there a network?") from error
     return read_qrels(path)
