@@ -2,12 +2,13 @@
 
 from headrank.evaluation.figures.heads import draw_head_depth, draw_head_map
 from headrank.evaluation.figures.lists import draw_position_curves, draw_promotion
-from headrank.evaluation.figures.outcomes import draw_measures, draw_pareto, draw_query_changes
+from headrank.evaluation.figures.outcomes import draw_learning_curves, draw_measures, draw_pareto, draw_query_changes
 from headrank.evaluation.figures.zones import draw_std_heatmap, draw_std_radar, draw_std_scaling
 
 __all__ = [
     "draw_head_depth",
     "draw_head_map",
+    "draw_learning_curves",
     "draw_measures",
     "draw_pareto",
     "draw_position_curves",

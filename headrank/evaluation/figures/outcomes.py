@@ -13,6 +13,14 @@ from headrank.evaluation.figures.style import GAIN, INK, LOSS, MUTED, WIDTH, hal
 from headrank.evaluation.pareto import CostPoint, pareto_frontier
 
 Interval = tuple[float, float]
+_LEARNING_CHARTS = (  # title, name in training events, name in held-out events
+    ("loss", "total", ""),
+    ("preference accuracy", "accuracy", "preference_accuracy"),
+    ("held-out NDCG@10", "", "ndcg@10"),
+    ("score margin", "score_margin", ""),
+    ("middle-zone std, scaled", "middle_std", ""),
+    ("score entropy", "entropy", ""),
+)
 
 
 def draw_measures(
@@ -120,3 +128,33 @@ def draw_pareto(points: Sequence[CostPoint], measure: str, path: str | os.PathLi
         axes.legend(loc="lower right")
         subtitle(axes, f"Latency against {measure}", note or "ringed and bold: no method is both faster and better")
         return save_figure(figure, path)
+
+
+def draw_learning_curves(events: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], path: str | os.PathLike[str]) -> list[Path]:
+    """A small chart for each logged quantity people watch; training in grey with its running mean, held-out values as marks."""
+    train, valid = events.get("train", {}), events.get("valid", {})
+    charts = [chart for chart in _LEARNING_CHARTS if chart[1] in train or chart[2] in valid]
+    with styled():
+        columns = min(3, max(len(charts), 1))
+        rows = -(-max(len(charts), 1) // columns)
+        figure = new_figure(WIDTH, 0.5 + 1.9 * rows)
+        grid = figure.subplots(rows, columns, squeeze=False)
+        for axes, (title, train_name, valid_name) in zip(grid.flat, charts, strict=False):
+            if train_name in train:
+                steps, values = zip(*train[train_name], strict=True)
+                axes.plot(steps, values, color=MUTED, alpha=0.35, linewidth=0.9)
+                axes.plot(steps, _running_mean(values), color=method_style("headrank").colour)
+            if valid_name in valid:
+                axes.plot(*zip(*valid[valid_name], strict=True), color=INK, marker="o", markersize=4, linewidth=1.0, linestyle="--")
+            axes.set_title(title, fontsize=9.5)
+            axes.grid(axis="y")
+        for axes in list(grid.flat)[len(charts) :]:
+            axes.set_visible(False)
+        figure.supxlabel("iteration (line: running mean of training; dots: held-out)", fontsize=8.5)
+        return save_figure(figure, path)
+
+
+def _running_mean(values: Sequence[float]) -> list[float]:
+    """Mean of the last tenth of the values up to each point."""
+    width = max(1, len(values) // 10)
+    return [sum(values[max(0, end - width) : end]) / min(end, width) for end in range(1, len(values) + 1)]

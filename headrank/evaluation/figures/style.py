@@ -6,6 +6,7 @@ hatches repeat the difference for print in grey. Nothing here touches matplotlib
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
+
+logging.getLogger("fontTools").setLevel(logging.WARNING)  # it tells every glyph it embeds into a PDF
 
 INK, MUTED, GRID, PAPER = "#222233", "#666677", "#DDDDE4", "#FFFFFF"
 GAIN, LOSS = "#4477AA", "#EE7733"

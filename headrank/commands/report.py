@@ -1,0 +1,123 @@
+"""Tables, figures and one page from results on disk.
+
+  headrank report --run DIR             did it get better, where, at what cost, which heads: report.html, report.md, report.json
+  headrank report --matrix DIR          the paper's tables (Markdown, LaTeX, CSV) and figures, ours beside the paper's
+  headrank report --heads before.json after.json   the paper's head table, depth bands, head maps
+
+DIR holds cells: directories with metrics.json, as 'headrank benchmark run' and 'headrank evaluate --write-metrics' leave them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrank.errors import InputError
+
+if TYPE_CHECKING:
+    from headrank.evaluation.paper_tables import TableSpec
+    from headrank.heads import HeadSet
+
+_log = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `headrank report`."""
+    what = parser.add_argument_group("what to report")
+    what.add_argument("--run", metavar="DIR", help="one experiment: the cells below this directory on one page")
+    what.add_argument("--matrix", metavar="DIR", help="all cells below this directory as the paper's tables and figures")
+    what.add_argument(
+        "--heads", nargs="+", metavar="FILE", help="heads.json files ([NAME=]FILE, two are 'before' and 'after'); alone or with --run"
+    )
+    parser.add_argument("--output", metavar="DIR", help="where to write (default: DIR/report, or the folder of the last heads.json)")
+    parser.add_argument("--measure", metavar="M", help="measure to judge by (default: the first of each cell)")
+    parser.add_argument("--challenger", metavar="ROW", help="row that the page is about, by method or label (default: headrank)")
+    parser.add_argument("--collection", metavar="DIR", help="show the words of the queries that moved most")
+    parser.add_argument("--no-published", action="store_true", help="leave the paper's numbers out of the tables")
+    parser.add_argument("--title", help="title of the page")
+    parser.add_argument("--seed", type=int, default=0, help="seed of bootstrap and tests (default 0)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the report and print the paths of its pages."""
+    if bool(args.run) + bool(args.matrix) > 1 or not (args.run or args.matrix or args.heads):
+        raise InputError("give one of --run DIR, --matrix DIR or --heads FILE ...")
+    written = _report_run(args) if args.run else _report_matrix(args) if args.matrix else _report_heads(args)
+    for path in written:
+        print(path)
+    return 0
+
+
+def _report_run(args: argparse.Namespace) -> list[Path]:
+    from headrank.evaluation.cells import find_cells
+    from headrank.evaluation.comparison import Settings
+    from headrank.evaluation.measures import measure_name
+    from headrank.evaluation.run_report import RunReport, write_run_report
+    from headrank.formats import read_queries
+
+    folder = Path(args.run)
+    report = RunReport(
+        cells=find_cells(folder),
+        output=Path(args.output or folder / "report"),
+        measure=measure_name(args.measure) if args.measure else None,
+        challenger=args.challenger,
+        head_sets=_load_heads(args.heads) if args.heads else _heads_beside(folder),
+        queries=read_queries(Path(args.collection) / "queries.tsv") if args.collection else {},
+        settings=Settings(seed=args.seed),
+    )
+    return write_run_report(folder, report, args.title)
+
+
+def _report_matrix(args: argparse.Namespace) -> list[Path]:
+    from headrank.evaluation.cells import find_cells
+    from headrank.evaluation.matrix_report import write_matrix_report
+
+    folder = Path(args.matrix)
+    output = Path(args.output or folder / "report")
+    written = write_matrix_report(find_cells(folder), output, _paper_specs(), with_published=not args.no_published)
+    _log.info("%d files below %s", len(written), output)
+    return written[-2:]
+
+
+def _report_heads(args: argparse.Namespace) -> list[Path]:
+    from headrank.evaluation.head_depth import compare_heads
+    from headrank.evaluation.head_report import head_blocks, write_head_table
+    from headrank.evaluation.page import Page
+
+    sets = _load_heads(args.heads)
+    output = Path(args.output or Path(args.heads[-1].rpartition("=")[2]).parent / "report")
+    page = Page(args.title or "Core heads: " + ", ".join(sets))
+    page.add("Core heads", head_blocks(sets, output / "figures"))
+    written = []
+    if len(sets) == 2:
+        (before, first), (after, second) = sets.items()
+        write_head_table(compare_heads(first, second), before, after, output / "heads.tex")
+        written.append(output / "heads.tex")
+    return [*written, *page.write(output, "heads")]
+
+
+def _load_heads(paths: list[str]) -> dict[str, HeadSet]:
+    from headrank.evaluation.head_report import label_paths
+    from headrank.heads import HeadSet
+
+    return {label: HeadSet.load(path) for label, path in label_paths(paths).items()}
+
+
+def _heads_beside(folder: Path) -> dict[str, HeadSet]:
+    """heads*.json files that lie directly in the run's folder, 'before' first and 'after' last, others by name."""
+    from headrank.heads import HeadSet
+
+    def place(path: Path) -> tuple[int, str]:
+        return ("before" not in path.name) + ("after" in path.name), path.name
+
+    found = sorted(folder.glob("heads*.json"), key=place)
+    return {path.name.removesuffix(".json").removeprefix("heads").strip("._-") or "heads": HeadSet.load(path) for path in found}
+
+
+def _paper_specs() -> list[TableSpec]:
+    """The paper's tables with its published numbers, from the registry of benchmarks."""
+    from headrank.commands.published import table_specs
+
+    return table_specs()
