@@ -23,7 +23,7 @@ from megatron.core.utils import unwrap_model
 from torch.distributed.checkpoint import FileSystemReader
 
 from headrank.errors import InputError
-from headrank.formats import atomic_write
+from headrank.files import atomic_write
 from megatron_patches.model import HeadRankModel
 from megatron_patches.optimizer_state import ensure_adam_state, load_optimizer_state
 from megatron_patches.shape import ModelShape

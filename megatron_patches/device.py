@@ -71,6 +71,11 @@ def initialize(tensor_model_parallel_size: int = 1, *, seed: int = 1234, timeout
     tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
 
 
+def is_first_rank() -> bool:
+    """Whether this process is the one that talks to people and writes shared files."""
+    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+
+
 def shutdown() -> None:
     """Leave Megatron's groups and the process group; harmless when there are none."""
     from megatron.core import parallel_state

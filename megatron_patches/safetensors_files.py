@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from headrank.errors import InputError
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+_DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64", torch.int64: "I64"}
 _BASE_PREFIX = "model."  # a directory saved from the bare decoder (AutoModel) leaves it out
 
 
@@ -99,6 +101,21 @@ class SafetensorsReader:
             raise InputError(f"{single}: cannot be read as safetensors ({error})") from error
 
 
+def local_directory(name: str | Path) -> Path:
+    """The directory of a model: a local one, or the hub's snapshot in the user's cache."""
+    path = Path(name)
+    if path.is_dir():
+        return path
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(str(name), allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "LICENSE*", "README.md"])
+        )
+    except (OSError, ValueError) as error:
+        raise InputError(f"{name}: neither a directory nor a model that can be downloaded ({str(error).splitlines()[0]})") from error
+
+
 def plan_shards(sizes: Mapping[str, int], max_shard_size: int) -> list[list[str]]:
     """Fill shards in order up to ``max_shard_size`` bytes; a tensor larger than that has a shard to itself."""
     shards: list[list[str]] = []
@@ -119,9 +136,32 @@ def shard_file_names(num_shards: int) -> list[str]:
     return [f"model-{number:05d}-of-{num_shards:05d}.safetensors" for number in range(1, num_shards + 1)]
 
 
-def write_shard(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """One safetensors file, marked as torch's as transformers expects."""
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+def write_shard(path: Path, layout: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """One safetensors file written tensor by tensor, so that only one of them need be in memory.
+
+    ``layout`` says what will come; ``tensors`` may come in any order, each exactly once.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers asks for the mark
+    position = 0
+    for name in sorted(layout, key=lambda name: (-layout[name][0].itemsize, name)):  # wide types first keeps every tensor aligned
+        dtype, shape = layout[name]
+        end = position + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": _DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [position, end]}
+        position = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    missing = set(layout)
+    with open(path, "wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        stream.truncate(8 + len(text) + position)
+        for name, tensor in tensors:
+            assert (tensor.dtype, tuple(tensor.shape)) == layout[name], (
+                f"{name}: {tensor.dtype} {tuple(tensor.shape)} is not {layout[name]}"
+            )
+            stream.seek(8 + len(text) + header[name]["data_offsets"][0])
+            stream.write(memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()))
+            missing.remove(name)
+    assert not missing, f"{path}: never given: {sorted(missing)}"
 
 
 def write_index(directory: Path, shards: Sequence[Iterable[str]], sizes: Mapping[str, int]) -> None:
@@ -135,27 +175,9 @@ def write_index(directory: Path, shards: Sequence[Iterable[str]], sizes: Mapping
 
 def parse_size(text: str) -> int:
     """Bytes of a size such as 5GB, 500MB or 123456 (decimal units, as transformers)."""
-    units = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-    for unit, factor in sorted(units.items(), key=lambda item: -len(item[0])):
-        if text.upper().endswith(unit):
-            text, scale = text[: -len(unit)], factor
-            break
-    else:
-        scale = 1
-    try:
-        value = int(float(text) * scale)
-    except ValueError:
-        value = 0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]I?B)?", text.strip().upper())
+    units = {None: 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+    value = int(float(match.group(1)) * units[match.group(2)]) if match else 0
     if value < 1:
         raise InputError(f"--max-shard-size {text!r} is not a size; write for instance 5GB or 500MB")
     return value
-
-
-def iterate_files(directory: Path, patterns: Sequence[str]) -> Iterator[Path]:
-    """The files of a model directory that match one of the patterns, in order, each once."""
-    seen: set[Path] = set()
-    for pattern in patterns:
-        for path in sorted(directory.glob(pattern)):
-            if path.is_file() and path not in seen:
-                seen.add(path)
-                yield path

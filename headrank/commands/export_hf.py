@@ -1,0 +1,85 @@
+"""Convert a Megatron checkpoint into a Hugging Face directory with headrank.json and a model card.
+
+A full export takes the layers that were not trained from the base model and loads with plain AutoModelForCausalLM; --truncate
+writes only the layers that reranking reads. Both load with HeadRankReranker. The checkpoint may have been written at any
+tensor-parallel size. torchrun --nproc-per-node N -m headrank export-hf ... writes the files of a sharded model in parallel.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from headrank.commands import options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `headrank export-hf`."""
+    parser.add_argument(
+        "--checkpoint", required=True, metavar="CKPT", help="checkpoint root (its latest iteration) or one iter_NNNNNNN directory"
+    )
+    parser.add_argument("--base", required=True, metavar="HF", help="the model that was trained: directory, hub name or 'embedded'")
+    parser.add_argument("--output", required=True, metavar="DIR", help="directory to write; appears only when it is complete")
+    parser.add_argument("--heads", metavar="FILE", help="heads.json (default: the heads stored with the checkpoint)")
+    parser.add_argument("--truncate", action="store_true", help="leave out every layer above the deepest head, and the output layer")
+    parser.add_argument("--max-shard-size", default="5GB", metavar="SIZE", help="largest safetensors file (default 5GB)")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="type of the weights (default: the base model's)")
+    parser.add_argument("--name", metavar="REPO", help="name in the model card, such as org/model (default: the output's name)")
+    parser.add_argument("--base-name", metavar="REPO", help="name of the base model in the model card (default: from --base)")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing output directory")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Export and say what was written."""
+    from headrank.heads import HeadSet
+    from headrank.reader import load_config
+
+    heads = HeadSet.load(args.heads) if args.heads else None
+    source = options.resolve_model(args.base)
+    load_config(source)
+    import torch
+
+    from megatron_patches import device
+    from megatron_patches.export import ExportRequest, export_hf
+    from megatron_patches.safetensors_files import local_directory, parse_size
+
+    base = local_directory(source)
+    request = ExportRequest(
+        checkpoint=Path(args.checkpoint),
+        base=base,
+        output=Path(args.output),
+        base_name=args.base_name or _base_name(args.base, base),
+        name=args.name or Path(args.output).absolute().name,
+        heads=heads,
+        is_truncated=args.truncate,
+        max_shard_size=parse_size(args.max_shard_size),
+        dtype=getattr(torch, args.dtype) if args.dtype else None,
+        can_overwrite=args.overwrite,
+    )
+    device.initialize()
+    try:
+        used = export_hf(request, report=_progress if device.is_first_rank() else iter)
+        if device.is_first_rank():
+            print(_summary(request.output, used, args.truncate))
+    finally:
+        device.shutdown()
+    return 0
+
+
+def _summary(output: Path, heads: object, is_truncated: bool) -> str:
+    if heads is None:
+        return f"{output}: full model; no heads were given or stored, so it has no headrank.json (--heads adds it)"
+    depth = f"layers 0-{heads.l_max} of {heads.num_layers}" if is_truncated else f"all {heads.num_layers} layers"
+    return f"{output}: {depth}, {len(heads.heads)} heads"
+
+
+def _base_name(given: str, directory: Path) -> str:
+    """The hub's name where one was given; a local directory's own name otherwise."""
+    if given == "embedded":
+        return "HuggingFaceTB/SmolLM2-135M-Instruct"
+    return directory.absolute().name if Path(given).is_dir() else given
+
+
+def _progress(names: list[str]) -> Iterator[str]:
+    return options.progress(names, total=len(names), description="export", unit="tensor")
