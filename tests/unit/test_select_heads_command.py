@@ -1,0 +1,195 @@
+"""`headrank select-heads` and the method registry on a tiny model: files, determinism, resuming, errors, complete runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrank.baselines import METHODS, build_ranker
+from headrank.commands import main
+from headrank.errors import InputError
+from headrank.heads import HeadSet
+from headrank.prompt import PromptTemplate
+from headrank.reranker import HeadRankReranker
+from tests.unit.test_selection import write_collection
+
+DOCUMENTS = ["a flea lives long", {"title": "Floor", "text": "the floor costs six dollars"}, "rosin makes the bow grip", "a warm host"]
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_collection(tmp_path_factory.mktemp("select") / "toy")
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Callable[[str], Path]) -> Path:
+    return tiny_model("qwen3")
+
+
+def select(model: Path, collection: Path, output: Path, *more: str) -> int:
+    return main(
+        [
+            "select-heads",
+            "--model",
+            str(model),
+            "--collection",
+            str(collection),
+            "--depth",
+            "5",
+            "--no-picture",
+            "--output",
+            str(output),
+            *more,
+        ]
+    )
+
+
+def test_the_default_is_the_papers_selection_and_prints_the_chosen_heads(model, collection, tmp_path, capsys) -> None:
+    assert select(model, collection, tmp_path / "heads.json", "--top-k", "3") == 0
+    heads = HeadSet.load(tmp_path / "heads.json")
+    assert heads.method == "entropy" and len(heads.heads) == 3 and heads.source["collections"] == ["toy"]
+    assert heads.settings["depth"] == 5 and heads.settings["layers_read"] == 4
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("phi", heads.to_dict()["names"][0], "heads.json"))
+
+
+def test_the_same_command_gives_the_same_bytes_and_resumes_from_its_cache(model, collection, tmp_path) -> None:
+    more = ("--permutations", "1", "--seed", "4", "--cache", str(tmp_path / "cache"))
+    for name in ("a.json", "b.json"):
+        assert select(model, collection, tmp_path / name, *more) == 0
+    cached = sorted((tmp_path / "cache").iterdir())
+    cached[0].unlink()  # as if the first run had been interrupted
+    assert select(model, collection, tmp_path / "c.json", *more) == 0
+    assert select(model, collection, tmp_path / "d.json", *more[:4]) == 0
+    assert len(cached) == 4 and len({(tmp_path / f"{name}.json").read_bytes() for name in "abcd"}) == 1
+
+
+def test_all_methods_at_once_write_one_file_each(model, collection, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("headrank.baselines.niah.is_right", lambda *_: True)  # a random model answers nothing
+    assert select(model, collection, tmp_path / "heads.json", "--method", "all", "--needles", "2", "--haystack-words", "20") == 0
+    found = {path.name: HeadSet.load(path) for path in tmp_path.glob("*.json")}
+    assert set(found) == {f"heads.{method}.json" for method in ("core", "entropy", "niah", "qr", "qr-ndcg")}
+    assert {heads.method: len(heads.heads) for heads in found.values()} == {"core": 8, "entropy": 8, "niah": 8, "qr": 16, "qr-ndcg": 16}
+    assert found["heads.qr.json"].settings["gold_grade"] == 2 and found["heads.qr.json"].settings["is_calibrated"] is True
+    assert found["heads.core.json"].settings["is_calibrated"] is False
+    assert found["heads.niah.json"].settings["answered"] == 2 and found["heads.niah.json"].source["haystack"] == "collection"
+
+
+def test_switches_reach_the_policy(model, collection, tmp_path) -> None:
+    more = [
+        "--temperature",
+        "0.05",
+        "--entropy-weight",
+        "0",
+        "--calibrated",
+        "--prune",
+        "0.5",
+        "--query-rows",
+        "instruction",
+        "--top-k",
+        "2",
+    ]
+    assert select(model, collection, tmp_path / "heads.json", *more) == 0
+    heads = HeadSet.load(tmp_path / "heads.json")
+    assert heads.settings["temperature"] == 0.05 and heads.settings["entropy_weight"] == 0 and heads.settings["is_calibrated"] is True
+    assert heads.l_max <= 1 and heads.num_layers == 4 and len(heads.table) == 16  # two of four layers were read
+    assert heads.prompt.query_rows == "instruction" and {row["G"] for row in heads.table} == {1.0}
+
+
+def test_held_out_queries_are_not_read(model, collection, tmp_path) -> None:
+    (tmp_path / "ids.txt").write_text("q1\n")
+    for name, flag in (("only.json", "--only"), ("rest.json", "--hold-out")):
+        assert select(model, collection, tmp_path / name, flag, str(tmp_path / "ids.txt")) == 0
+    only, rest = (HeadSet.load(tmp_path / name).source for name in ("only.json", "rest.json"))
+    assert only["queries"] == rest["queries"] == 1 and only["contexts_sha256"] != rest["contexts_sha256"]
+
+
+def test_several_collections_are_read_together(model, collection, tmp_path) -> None:
+    other = write_collection(tmp_path / "other")
+    assert select(model, collection, tmp_path / "heads.json", "--collection", str(other)) == 0
+    source = HeadSet.load(tmp_path / "heads.json").source
+    assert source["collections"] == ["other", "toy"] and source["queries"] == 4
+
+
+def test_a_picture_of_the_head_map_lies_beside_the_file(model, collection, tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    command = [
+        "select-heads",
+        "--model",
+        str(model),
+        "--collection",
+        str(collection),
+        "--depth",
+        "5",
+        "--output",
+        str(tmp_path / "heads.json"),
+    ]
+    assert main(command) == 0
+    assert (tmp_path / "heads.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--top-k", "99"], "--top-k 99"),
+        (["--prune", "1"], "--prune"),
+        (["--temperature", "0"], "--temperature"),
+        (["--permutations", "-1"], "--permutations"),
+        (["--collection", "nowhere"], "nowhere"),
+        (["--only", "missing.txt"], "missing.txt"),
+    ],
+)
+def test_a_users_error_is_one_line_and_code_2(model, collection, tmp_path, capsys, more, message) -> None:
+    assert select(model, collection, tmp_path / "heads.json", *more) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("headrank select-heads:") and message in error
+    assert not (tmp_path / "heads.json").exists()
+
+
+def test_every_method_of_the_table_gives_complete_lists(model, collection, tmp_path) -> None:
+    select(model, collection, tmp_path / "heads.json")
+    requests = [("how long does a flea live", DOCUMENTS), ("cost of a floor", DOCUMENTS[:2])]
+    for name, method in METHODS.items():
+        ranker = build_ranker(
+            name, model, tmp_path / "heads.json" if method.needs_heads else None, batch_size=2, calibrate=True, device="cpu"
+        )
+        results = ranker.score_lists(requests)
+        assert [len(result.scores) for result in results] == [4, 2], name
+
+
+def test_icr_is_the_calibrated_sum_over_every_head(model: Path) -> None:
+    heads = HeadSet.all_heads(4, 8, model=str(model))
+    expected = HeadRankReranker.from_pretrained(model, heads).score_lists([("flea", DOCUMENTS)])[0].scores
+    raw = build_ranker("icr", model, calibrate=False).score_lists([("flea", DOCUMENTS)])[0].scores
+    found = build_ranker("icr", model).score_lists([("flea", DOCUMENTS)])[0].scores
+    assert found.tolist() == expected.tolist() != raw.tolist()
+
+
+def test_first_stage_rankers_keep_the_order_of_their_run() -> None:
+    for name in ("bm25", "colbertv2"):
+        assert build_ranker(name, None).score_lists([("q", DOCUMENTS)])[0].scores.tolist() == [4, 3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("ber25", {}, "not one of bm25"),
+        ("core", {}, "needs heads"),
+        ("headrank", {}, "no headrank.json"),
+        ("icr", {"api_base": "http://x"}, "'api_base'"),
+        ("rankgpt", {"calibrate": False}, "'calibrate'"),
+    ],
+)
+def test_what_a_method_cannot_use_is_refused(model: Path, method: str, options: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build_ranker(method, model, **options)
+
+
+def test_the_prompt_of_the_heads_is_used_unless_another_is_given(model, collection, tmp_path) -> None:
+    select(model, collection, tmp_path / "heads.json", "--order", "reversed")
+    assert json.loads((tmp_path / "heads.json").read_text())["prompt"]["order"] == "reversed"
+    assert build_ranker("core", model, tmp_path / "heads.json").reader.encoder.template.order == "reversed"
+    assert build_ranker("core", model, tmp_path / "heads.json", prompt=PromptTemplate()).reader.encoder.template.order == "retriever"
