@@ -116,8 +116,43 @@ def _heads_beside(folder: Path) -> dict[str, HeadSet]:
     return {path.name.removesuffix(".json").removeprefix("heads").strip("._-") or "heads": HeadSet.load(path) for path in found}
 
 
-def _paper_specs() -> list[TableSpec]:
-    """The paper's tables with its published numbers, from the registry of benchmarks."""
-    from headrank.commands.published import table_specs
+SHORT_TITLES = {"trec-covid": "COVID", "arguana": "ArguAna", "trec-news": "News", "fiqa": "FiQA", "scidocs": "SciDocs", "nfcorpus": "NFC"}
+SHORT_TITLES |= {"dbpedia": "DBPedia", "hotpotqa": "HotpotQA", "2wiki": "2Wiki", "musique": "MuSiQue"}
 
-    return table_specs()
+
+def _paper_specs() -> list[TableSpec]:
+    """The paper's Tables 1 to 3 with its published numbers, from the registry of benchmarks."""
+    from data_tools.published import TABLE_1, TABLE_2, TABLE_3
+
+    return [_spec(TABLE_1, "ndcg10", by_group=True), _spec(TABLE_2, "multihop_recall"), _spec(TABLE_3, "ablation", is_ablation=True)]
+
+
+def _spec(table: str, name: str, *, by_group: bool = False, is_ablation: bool = False) -> TableSpec:
+    """One of the paper's tables: columns in its order, values, averages and success rates as it prints them."""
+    from data_tools.benchmarks import BENCHMARKS
+    from data_tools.published import SUCCESS_RATE, published_numbers
+    from headrank.evaluation.paper_tables import Published, TableSpec
+    from headrank.evaluation.tables import Column
+
+    numbers = [number for number in published_numbers() if number.table == table]
+    columns = []
+    for benchmark, measure in dict.fromkeys((number.benchmark, number.measure) for number in numbers):
+        if benchmark in BENCHMARKS:
+            short = SHORT_TITLES.get(benchmark, benchmark.upper())
+            group = BENCHMARKS[benchmark].group.title().replace("-Of-", "-of-") if by_group else "" if is_ablation else short
+            columns.append(Column(benchmark, measure, short if by_group or is_ablation else measure, group))
+    return TableSpec(
+        name=name,
+        title=table.partition(": ")[2],
+        columns=tuple(columns),
+        published=tuple(
+            Published(number.model, number.method, number.benchmark, number.measure, number.value)
+            for number in numbers
+            if number.benchmark != SUCCESS_RATE
+        ),
+        published_success={(number.model, number.method): number.value for number in numbers if number.benchmark == SUCCESS_RATE},
+        methods=tuple(dict.fromkeys(number.method for number in numbers)) if is_ablation else None,
+        has_average=not is_ablation,
+        has_success_rate=not is_ablation,
+        source=f"the paper's {table}",
+    )

@@ -59,7 +59,7 @@ def _tables(cells: Sequence[Cell], specs: Sequence[TableSpec], name: str, condit
     for spec in specs:
         ours = {(cell.benchmark, measure) for cell in cells for measure in cell.metrics["measures"]}
         is_there = any(column.key in ours for column in spec.columns)
-        has_rows = spec.methods is None or any(cell.method in spec.methods for cell in cells)
+        has_rows = spec.methods is None or any(cell.method in spec.methods and "+" in cell.method for cell in cells)
         if is_there and has_rows:
             table = build_table(spec, cells, with_published=with_published and condition[1] == "retriever")
             tables.append(

@@ -36,6 +36,7 @@ class TableSpec:
     published: tuple[Published, ...] = ()
     published_success: Mapping[tuple[str, str], float] | None = None
     methods: tuple[str, ...] | None = None  # only these method names (ablation rows); None takes all
+    source: str = "the paper"  # where the published numbers stand, with their conditions
     has_average: bool = True
     has_success_rate: bool = True
 
@@ -48,7 +49,7 @@ def build_table(spec: TableSpec, cells: Sequence[Cell], *, with_published: bool 
     ours = _our_rows(cells, spec.columns, spec.methods)
     paper = _paper_rows(spec) if with_published else []
     rows = sorted([*ours, *paper], key=lambda row: _row_key(row, ours))
-    notes = ("Rows marked (paper) are the paper's published numbers on its models, not ours.",) if paper else ()
+    notes = (f"Rows marked (paper) are published numbers, not ours: {spec.source}.",) if paper else ()
     return Table(
         spec.name,
         spec.title,

@@ -100,6 +100,8 @@ class Table:
     def _averages(self, row: Row) -> dict[tuple[str, str], Value]:
         averages = {}
         for column in self.average_columns:
+            if column.key in row.values:  # the paper prints its own averages
+                continue
             found = [row.values.get(each.key) for each in self.columns if each.measure == column.measure]
             if all(value is not None for value in found):
                 averages[column.key] = Value(mean(value.number for value in found if value is not None))
