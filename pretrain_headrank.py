@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run(args)
     except InputError as error:
         if os.environ.get("RANK", "0") == "0":
-            print(f"pretrain_headrank.py: {error}", file=sys.stderr)
+            sys.stderr.write(f"pretrain_headrank.py: {error}\n")
         return 2
     finally:
         device.shutdown()

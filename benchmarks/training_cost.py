@@ -1,4 +1,4 @@
-"""What training costs against the literal recipe, against its own forward, in memory and on two ranks: `python -m benchmarks.training_cost`.
+"""What training costs: against the literal recipe, its own forward, in memory, on two ranks. `python -m benchmarks.training_cost`.
 
 Contenders, interleaved round by round in one process (embedded model, passages of about 100 tokens, one context):
 
@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from benchmarks.literal_recipe import literal_backward
-from benchmarks.rerank_speed import QUERY, heads_up_to, pairs, passages
+from benchmarks.rerank_speed import QUERY, _status, heads_up_to, pairs, passages
 from data_tools.training_set import Sample
 from headrank.heads import HeadSet
 from headrank.loss_settings import LossSettings
@@ -136,16 +136,16 @@ def compare_with_literal(args: argparse.Namespace, model: str) -> dict[str, Any]
     step = statistics.median(ours / forward for _, ours, forward in rounds)
     medians = {name: statistics.median(values) for name, values in times.items()}
     print(
-        f"{args.passages} passages, {sample.encoded.length} tokens, layers {args.last_layer + 1}/{trainer.shape.layers}, {args.rounds} rounds: "
-        f"literal {medians['literal'] / per_pair['literal']:.2f} s a pair, ours {medians['ours'] / per_pair['ours']:.2f} s a pair "
-        f"({args.pairs} pairs in {medians['ours']:.2f} s), {gain:.1f} x less (bar 10); step / forward {step:.2f} (bar 3.3)"
+        f"{args.passages} passages, {sample.encoded.length} tokens, layers {args.last_layer + 1}/{trainer.shape.layers}, "
+        f"{args.rounds} rounds: literal {medians['literal'] / per_pair['literal']:.2f} s a pair, "
+        f"ours {medians['ours'] / per_pair['ours']:.2f} s a pair ({args.pairs} pairs in {medians['ours']:.2f} s), "
+        f"{gain:.1f} x less (bar 10); step / forward {step:.2f} (bar 3.3)"
     )
     return {"tokens": sample.encoded.length, "times": times, "literal_over_ours_per_pair": gain, "step_over_forward": step}
 
 
 def measure_memory(model: str, num_passages: int, last_layer: int, recompute: bool) -> int:
     """Growth of the resident peak in one step, after a one-passage step has touched weights, gradients and moments."""
-    from benchmarks.rerank_speed import _status
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)

@@ -160,10 +160,24 @@ NETWORK_FLAGS: dict[str, tuple[Flag, str | None]] = {
 }
 
 HEADRANK_FLAGS: list[Flag] = [
-    _value("--headrank-model", str, None, "Hugging Face directory of the model to train: weights, tokenizer and shape; 'embedded' is the built-in one.", metavar="DIR"),
-    _value("--headrank-heads", str, None, "heads.json of 'headrank select-heads': the core heads and the prompt they were selected with.", metavar="FILE"),
+    _value(
+        "--headrank-model",
+        str,
+        None,
+        "Hugging Face directory of the model to train: weights, tokenizer and shape; 'embedded' is the built-in one.",
+        metavar="DIR",
+    ),
+    _value(
+        "--headrank-heads",
+        str,
+        None,
+        "heads.json of 'headrank select-heads': the core heads and the prompt they were selected with.",
+        metavar="FILE",
+    ),
     _switch("--headrank-all-heads", "Ablation 'w/ all heads': sum every head of the model instead of the core heads."),
-    _value("--headrank-epochs", float, 1.0, "Length of the run in passes over all pairs when --train-iters is not given; the paper's is one."),
+    _value(
+        "--headrank-epochs", float, 1.0, "Length of the run in passes over all pairs when --train-iters is not given; the paper's is one."
+    ),
     _value(
         "--headrank-epoch-unit",
         str,
@@ -180,14 +194,33 @@ HEADRANK_FLAGS: list[Flag] = [
     _value("--headrank-gamma", float, 0.01, "Weight gamma of the entropy in Omega; ours. Gamma and eta 0 is the ablation 'w/o Omega'."),
     _value("--headrank-eta", float, 0.01, "Weight eta of the middle-zone variance in Omega; ours."),
     _value("--headrank-temperature", float, 1.0, "Temperature of p = softmax(s / T); ours."),
-    _value("--headrank-score-scaling", str, "constant", "How scores are brought to the scale of the loss, for policy and reference alike; ours.", choices=list(SCALINGS)),
-    _value("--headrank-score-scale", float, None, "The constant, the deviation or the range of scaled scores; ours. By default "
-           + ", ".join(f"{scale:g} for {name}" for name, scale in DEFAULT_SCALES.items()) + ".", metavar="X"),
+    _value(
+        "--headrank-score-scaling",
+        str,
+        "constant",
+        "How scores are brought to the scale of the loss, for policy and reference alike; ours.",
+        choices=list(SCALINGS),
+    ),
+    _value(
+        "--headrank-score-scale",
+        float,
+        None,
+        "The constant, the deviation or the range of scaled scores; ours. By default "
+        + ", ".join(f"{scale:g} for {name}" for name, scale in DEFAULT_SCALES.items())
+        + ".",
+        metavar="X",
+    ),
     _switch("--headrank-full-depth", "Build every layer although nothing above l_max is ever trained; for comparison."),
-    _value("--headrank-reference-cache", str, None, "File of the frozen model's scores; by default SAVE/reference_scores.jsonl.", metavar="FILE"),
+    _value(
+        "--headrank-reference-cache",
+        str,
+        None,
+        "File of the frozen model's scores; by default SAVE/reference_scores.jsonl.",
+        metavar="FILE",
+    ),
     _value("--headrank-max-nan-steps", int, 5, "Stop after this many steps with a NaN or infinite loss or gradient in a row."),
     _value("--headrank-keep-checkpoints", int, 2, "Keep this many newest checkpoints, and the best one; 0 keeps all."),
-]  # fmt: skip
+]
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -28,12 +28,20 @@ def build_policy(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> H
         dtype=torch.bfloat16 if config.bf16 else torch.float32,
         recompute=config.recompute,
         sequence_parallel=config.sequence_parallel,
-        perform_initialization=False,
+        # Not perform_initialization=False: Megatron marks weights as tensor-parallel while it initialises them, and unmarked ones are
+        # left out of the gradient norm on all ranks but the first.
+        init_method=_leave_as_is,
+        output_layer_init_method=_leave_as_is,
+        embedding_init_method=_leave_as_is,
     )
     model = build_model(shape, last_layer=None if config.full_depth else heads.l_max, transformer_config=transformer_config)
     if config.full_depth:
         _freeze_unused(model, heads.l_max)
     return model
+
+
+def _leave_as_is(weight: torch.Tensor) -> None:
+    """An initialisation that does nothing: the weights are about to be loaded."""
 
 
 def _freeze_unused(model: HeadRankModel, last_layer: int) -> None:
@@ -137,11 +145,12 @@ def saving_report(shape: ModelShape, last_layer: int) -> str:
     """What leaving out everything above l_max saves: parameters, optimizer bytes, FLOPs of matrix products a token."""
     full, kept = count_parameters(shape), count_parameters(shape, last_layer)
     embedding = shape.vocab * shape.hidden
-    full_flops, kept_flops = 6 * (count_parameters(shape) - embedding * (1 if shape.is_tied else 2)), 6 * (kept - embedding)
+    full_flops, kept_flops = 6 * (full - embedding * (1 if shape.is_tied else 2)), 6 * (kept - embedding)
+    less = 100 * (1 - kept_flops / full_flops)
     return (
         f"exact truncation at layer {last_layer} of {shape.layers - 1}: {kept / 1e6:.1f}M of {full / 1e6:.1f}M parameters "
-        f"({100 * (1 - kept / full):.0f}% less), {kept * ADAM_BYTES / 2**30:.2f} of {full * ADAM_BYTES / 2**30:.2f} GiB of weights, gradients "
-        f"and moments, {kept_flops / 1e9:.2f} of {full_flops / 1e9:.2f} GFLOP a token ({100 * (1 - kept_flops / full_flops):.0f}% less)"
+        f"({100 * (1 - kept / full):.0f}% less), {kept * ADAM_BYTES / 2**30:.2f} of {full * ADAM_BYTES / 2**30:.2f} GiB of weights, "
+        f"gradients and moments, {kept_flops / 1e9:.2f} of {full_flops / 1e9:.2f} GFLOP a token ({less:.0f}% less)"
     )
 
 

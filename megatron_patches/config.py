@@ -178,8 +178,8 @@ def _loss_from(args: argparse.Namespace) -> LossSettings:
 def _refuse_unsupported(args: argparse.Namespace) -> None:
     """What Megatron can do and this recipe cannot."""
     refusals = [
-        (args.pipeline_model_parallel_size > 1, ("--pipeline-model-parallel-size above 1 is not supported: core heads lie in many layers and "
-         "share one loss; use tensor and data parallelism")),
+        (args.pipeline_model_parallel_size > 1, ("--pipeline-model-parallel-size above 1 is not supported: core heads lie in many layers "
+         "and share one loss; use tensor and data parallelism")),
         (args.context_parallel_size > 1, "--context-parallel-size above 1 is not supported: I_q attends to the whole sequence; remove it"),
         (args.fp16, "--fp16 is not supported: calibrated masses lose their digits in float16; use --bf16 or nothing"),
         (args.recompute_granularity == "selective", ("--recompute-granularity selective drops the attention rows the loss reads; "
@@ -188,7 +188,7 @@ def _refuse_unsupported(args: argparse.Namespace) -> None:
         (args.attention_dropout != 0 or args.hidden_dropout != 0, ("dropout must be 0: scores are read from attention and compared with a "
          "frozen reference; remove --attention-dropout and --hidden-dropout")),
         (args.overlap_param_gather and not args.use_distributed_optimizer, "--overlap-param-gather needs --use-distributed-optimizer"),
-        (args.train_iters is not None and args.train_samples is not None, "--train-iters and --train-samples contradict each other; give one"),
+        (args.train_iters is not None and args.train_samples is not None, "--train-iters and --train-samples contradict; give one"),
         (args.eval_interval is not None and args.valid_data_path is None, "--eval-interval needs held-out queries; add --valid-data-path"),
         (args.save_interval is not None and args.save is None, "--save-interval needs a directory; add --save"),
         (args.override_opt_param_scheduler and args.use_checkpoint_opt_param_scheduler, ("--override-opt-param-scheduler and "
@@ -209,8 +209,8 @@ def _check_values(args: argparse.Namespace) -> None:
     ):
         if value is None:
             raise InputError(f"{flag} is missing; see --help")
-    positive = ("train_iters", "train_samples", "save_interval", "eval_interval", "eval_iters", "exit_interval", "log_interval", "seq_length",
-                "headrank_pairs_per_context", "headrank_epochs", "headrank_max_nan_steps", "lr")  # fmt: skip
+    positive = ("train_iters", "train_samples", "save_interval", "eval_interval", "eval_iters", "exit_interval", "log_interval",
+                "seq_length", "headrank_pairs_per_context", "headrank_epochs", "headrank_max_nan_steps", "lr")  # fmt: skip
     for name in positive:
         value = getattr(args, name)
         if value is not None and not value > 0:
@@ -229,7 +229,8 @@ def check_network_flags(args: argparse.Namespace, shape: ModelShape) -> None:
         given = getattr(args, attribute)
         if field is not None and given is not None and given != getattr(shape, field):
             raise InputError(
-                f"{flag} {given} contradicts the model's {getattr(shape, field)} in {args.headrank_model}; remove the flag or change the model"
+                f"{flag} {given} contradicts the model's {getattr(shape, field)} in {args.headrank_model}; "
+                "remove the flag or change the model"
             )
 
 

@@ -7,6 +7,7 @@ not used. Work is split over data-parallel ranks; each appends to a part file li
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -150,29 +151,17 @@ class ReferenceScores:
         return None if self.path is None else self.path.with_name(f"{self.path.name}.part-{rank}")
 
 
-class _appender:
-    """Appends whole lines to a file, flushing each; a torn last line of an earlier run is cut off first."""
-
-    def __init__(self, path: Path | None, header: str) -> None:
-        self.path, self.header, self.stream = path, header, None
-
-    def __enter__(self) -> Callable[[str], None]:
-        if self.path is None:
-            return lambda line: None
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        kept = self.path.read_bytes() if self.path.exists() else b""
-        kept = kept[: kept.rfind(b"\n") + 1] or self.header.encode()
-        self.path.write_bytes(kept)
-        self.stream = open(self.path, "a", encoding="utf-8")
-        return self._append
-
-    def _append(self, line: str) -> None:
-        self.stream.write(line)
-        self.stream.flush()
-
-    def __exit__(self, *_: object) -> None:
-        if self.stream is not None:
-            self.stream.close()
+@contextlib.contextmanager
+def _appender(path: Path | None, header: str) -> Iterator[Callable[[str], object]]:
+    """A function that appends a whole line to a file and flushes it; a torn last line of an earlier run is cut off first."""
+    if path is None:
+        yield lambda line: None
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kept = path.read_bytes() if path.exists() else b""
+    path.write_bytes(kept[: kept.rfind(b"\n") + 1] or header.encode())
+    with open(path, "a", encoding="utf-8", buffering=1) as stream:
+        yield stream.write
 
 
 def needed_samples(training_set: TrainingSet, num_samples: int) -> Iterator[Sample]:

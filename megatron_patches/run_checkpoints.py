@@ -26,7 +26,7 @@ from megatron_patches.weights import load_hf_weights
 
 logger = logging.getLogger(__name__)
 
-BEST_FILE = "best_checkpoint.json"
+BEST_FILE, BEST_LINK = "best_checkpoint.json", "best"
 COMPLETE_FILE = "training_complete.json"
 
 
@@ -84,10 +84,9 @@ class RunCheckpoints:
     ) -> None:
         """Save this iteration; then name the best and drop what is older than wanted."""
         assert self.config.save is not None
-        heads = {name: value for name, value in self.heads.to_dict().items() if name != "table"}
-        extra = {"progress": progress, "config": self.config.to_dict(), "heads": heads}
-        parts = (optimizer, scheduler) if self.config.save_optimizer else (None, None)
-        checkpoint.save_checkpoint(self.config.save, progress["iteration"], model, *parts, extra)
+        extra = {"progress": progress, "config": self.config.to_dict(), "heads": self.heads.to_dict()}
+        parts = {"optimizer": optimizer, "scheduler": scheduler} if self.config.save_optimizer else {}
+        checkpoint.save_checkpoint(self.config.save, progress["iteration"], model, extra=extra, **parts)
         logger.info("saved checkpoint at iteration %d to %s", progress["iteration"], self.config.save)
         self._name_best(progress)
         self._prune(progress["best_iteration"])
@@ -103,6 +102,7 @@ class RunCheckpoints:
             if directory.is_dir():
                 values = {"iteration": progress["best_iteration"], "ndcg@10": progress["best_ndcg"], "directory": directory.name}
                 write_json(Path(self.config.save) / BEST_FILE, values)
+                _point(Path(self.config.save) / BEST_LINK, directory.name)
 
     def _prune(self, best_iteration: int) -> None:
         """Remove all but the newest --headrank-keep-checkpoints and the best; renamed first, so that none is ever half there."""
@@ -116,6 +116,14 @@ class RunCheckpoints:
                 doomed = directory.with_name(f".removed-{directory.name}")
                 directory.rename(doomed)
                 shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _point(link: Path, target: str) -> None:
+    """Let ``link`` name a sibling directory, atomically; 'headrank export-hf --checkpoint SAVE/best' takes it."""
+    temporary = link.with_name(f".{link.name}.new")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    temporary.replace(link)
 
 
 def _latest(root: str | None) -> int | None:

@@ -18,6 +18,7 @@ from transformers import AutoTokenizer
 from data_tools.training_set import Sample, TrainingSet
 from headrank.errors import InputError
 from headrank.heads import HeadSet, head_name
+from headrank.reader import load_config
 from headrank.spans import PromptEncoder
 from megatron_patches import device
 from megatron_patches.assembly import build_optimizer, build_policy, data_parallel_rank, is_first_tensor_rank, saving_report, wrap_model
@@ -27,6 +28,7 @@ from megatron_patches.held_out import held_out_samples, score_sample
 from megatron_patches.model import HeadRankModel
 from megatron_patches.reference import Entry, ReferenceScores, needed_samples, reference_key
 from megatron_patches.run_checkpoints import RunCheckpoints, load_start_weights, resolve_start
+from megatron_patches.safetensors_files import local_directory
 from megatron_patches.shape import ModelShape
 from megatron_patches.training import Progress, Run
 from megatron_patches.training_log import MetricsWriter
@@ -37,12 +39,13 @@ REFERENCE_FILE = "reference_scores.jsonl"
 
 
 def resolve_model(config: TrainingConfig) -> TrainingConfig:
-    """Replace 'embedded' by the directory of the built-in model, fetched on first use."""
-    if config.model != "embedded":
-        return config
-    from data_tools.embedded import embedded_model_directory
+    """Replace 'embedded' or a hub name by the local directory of the model, fetched on first use."""
+    if config.model == "embedded":
+        from data_tools.embedded import embedded_model_directory
 
-    return dataclasses.replace(config, model=str(embedded_model_directory()))
+        return dataclasses.replace(config, model=str(embedded_model_directory()))
+    load_config(config.model)  # a missing model is one clear line
+    return dataclasses.replace(config, model=str(local_directory(config.model)))
 
 
 def load_heads(config: TrainingConfig, shape: ModelShape) -> HeadSet:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.pipeline_parallel import get_forward_backward_func
@@ -72,7 +73,7 @@ def _loss_and_report(scores_BN: torch.Tensor, *, batch: Batch, settings: LossSet
 
 
 def train_step(
-    model: torch.nn.Module,
+    model: DistributedDataParallel,
     optimizer: MegatronOptimizer,
     data: Iterator[Batch],
     heads: HeadSet,

@@ -72,14 +72,14 @@ class MetricsWriter:
     """One JSON line an event, with signed values; mirrored to TensorBoard and wandb. A no-op without ``directory``."""
 
     def __init__(self, config: TrainingConfig, resume_iteration: int, is_writer: bool) -> None:
-        """Events after ``resume_iteration`` belong to steps that will be done again; they are cut off."""
+        """Events after ``resume_iteration`` belong to steps that will be done again; they are cut off. A start from 0 cuts all."""
         self.file = Path(config.save) / METRICS_FILE if is_writer and config.save else None
         self.interval = config.tensorboard_log_interval
         self._board = _tensorboard(config) if is_writer else None
         self._wandb = _wandb(config) if is_writer else None
         if self.file is not None:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            _keep_until(self.file, resume_iteration)
+            _keep_until(self.file, resume_iteration or -1)
 
     def write(self, event: str, iteration: int, values: Mapping[str, Any]) -> None:
         """Record one event; a full disk costs the line, not the run."""

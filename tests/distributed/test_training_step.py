@@ -142,5 +142,8 @@ def test_a_bad_step_changes_neither_weights_nor_moments_and_names_the_query(toy,
     result = job.step(model, optimizer, iter([poisoned]))
     assert not result.is_updated and result.bad_queries == (batch.samples[0].query_id,)
     assert all(torch.equal(before[name], value) for name, value in job.policy.named_parameters())
-    assert all(torch.equal(old, state["exp_avg"]) for old, state in zip(moments, optimizer.chained_optimizers[0].optimizer.state.values()))
+    assert all(
+        torch.equal(old, state["exp_avg"])
+        for old, state in zip(moments, optimizer.chained_optimizers[0].optimizer.state.values(), strict=True)
+    )
     assert job.step(model, optimizer, batches).is_updated

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# The paper's ablation table on your collection: every variant through launch/pipeline.sh, then one table.
+#
+#   COLLECTION="dl21 dl23" EVAL="dl19 noveleval" OUTPUT=runs/ablations launch/ablations.sh [flags for pretrain_headrank.py]
+#   VARIANTS="full no-omega" ... runs some of them. All variables of pipeline.sh apply; it resumes where it stopped.
+#
+# Rows beside the paper's: 'untrained' reads the same heads in the model before training, 'control' reads the final heads in it: what
+# re-selection finds without training. Each is measured in the retriever's order and shuffled, because position is a trap.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+MODEL=${MODEL:-embedded}
+COLLECTION=${COLLECTION:-examples/collection}
+EVAL=${EVAL:-$COLLECTION}                # collections to measure on, separated by spaces
+EVAL_QUERIES=${EVAL_QUERIES:-${HELD_OUT:-}} # file of query ids, when EVAL is the training collection
+OUTPUT=${OUTPUT:-runs/ablations}
+EVAL_DEPTH=${EVAL_DEPTH:-20}
+SHUFFLE=${SHUFFLE:-1}                    # seed of the shuffled measurement; empty: none
+KEEP_CHECKPOINTS=${KEEP_CHECKPOINTS:-0}    # 1 keeps every variant's checkpoints after its export
+VARIANTS=${VARIANTS:-full sft all-heads no-gate no-alps no-omega no-prox}
+PYTHON=${PYTHON:-python}
+DRY_RUN=${DRY_RUN:-0}
+export MODEL COLLECTION PYTHON DRY_RUN STATISTICS="${STATISTICS:-$OUTPUT/head-statistics}"
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+
+run() { if ((DRY_RUN)); then printf '%q ' "$@"; printf '\n'; else "$@"; fi; }
+
+variant() { # NAME [flags]: the switches of one row
+    local name=$1; shift
+    case $name in
+        full) launch/pipeline.sh "$@" ;;
+        sft) launch/pipeline.sh "$@" --headrank-loss ranknet ;;
+        all-heads) RESELECT=0 launch/pipeline.sh "$@" --headrank-all-heads ;;
+        no-gate) SELECT_FLAGS="${SELECT_FLAGS:-} --entropy-weight 0" launch/pipeline.sh "$@" ;;
+        no-alps) PAIRS_FLAGS="${PAIRS_FLAGS:-} --random-pairs" launch/pipeline.sh "$@" ;;
+        no-omega) launch/pipeline.sh "$@" --headrank-gamma 0 --headrank-eta 0 ;;
+        no-prox) launch/pipeline.sh "$@" --headrank-beta 0 ;;
+        *) echo "ablations.sh: unknown variant '$name'; known: full sft all-heads no-gate no-alps no-omega no-prox" >&2; exit 2 ;;
+    esac
+}
+
+measure() { # NAME COLLECTION SOURCE flags of 'headrank rerank': again only when SOURCE is newer than the run
+    local name=$1 folder=$2 source=$3 order; shift 3
+    for order in retriever ${SHUFFLE:+shuffled}; do
+        local output; output="$OUTPUT/runs/$(basename "$folder")/$order/$name.txt"
+        local flags=(--collection "$folder" --depth "$EVAL_DEPTH" --output "$output" --tag "$name")
+        [[ -z $EVAL_QUERIES ]] || flags+=(--only "$EVAL_QUERIES")
+        [[ $order == retriever ]] || flags+=(--shuffle "$SHUFFLE")
+        [[ -f $output && $output -nt $source ]] || run "$PYTHON" -m headrank rerank "$@" "${flags[@]}"
+        RUNS+=("$name=$output")
+    done
+}
+
+read -ra names <<<"$VARIANTS"
+read -ra folders <<<"$EVAL"
+for name in "${names[@]}"; do
+    echo "== $name"
+    OUTPUT="$OUTPUT/$name" variant "$name" "$@"
+    ((KEEP_CHECKPOINTS || DRY_RUN)) || rm -rf "$OUTPUT/$name"/round-*/train/iter_*
+done
+for folder in "${folders[@]}"; do
+    RUNS=()
+    if [[ " ${names[*]} " == *" full "* ]]; then
+        for row in "untrained=$OUTPUT/full/heads.json" "control=$OUTPUT/full/round-${ROUNDS:-1}/heads.json"; do
+            measure "${row%%=*}" "$folder" "${row#*=}" --model "$MODEL" --heads "${row#*=}"
+        done
+    fi
+    for name in "${names[@]}"; do measure "$name" "$folder" "$OUTPUT/$name/model/config.json" --model "$OUTPUT/$name/model"; done
+    for order in retriever ${SHUFFLE:+shuffled}; do
+        echo "== $(basename "$folder"), lists in $order order"
+        chosen=()
+        for entry in "${RUNS[@]}"; do [[ $entry != */"$order"/* ]] || chosen+=("$entry"); done
+        table=(--collection "$folder" --first-stage)
+        [[ -z $EVAL_QUERIES ]] || table+=(--only "$EVAL_QUERIES")
+        run "$PYTHON" -m headrank evaluate "${table[@]}" "${chosen[@]}"
+    done
+done
