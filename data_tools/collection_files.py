@@ -7,9 +7,12 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from headrank.errors import InputError
-from headrank.formats import Document, Qrels, atomic_write, write_jsonl, write_run
+from headrank.formats import Document, Qrels, atomic_write, write_json, write_jsonl, write_run
+
+FACTS_FILE = "benchmark.json"
 
 
 def write_collection(
@@ -20,13 +23,16 @@ def write_collection(
     run: Mapping[str, Sequence[tuple[str, float]]],
     *,
     tag: str = "bm25",
-    notes: str | None = None,
+    facts: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
 ) -> None:
-    """Write a new collection; the folder appears whole or not at all, and one that has files is never touched.
+    """Write a new collection; the folder appears whole or not at all.
 
-    ``notes`` becomes PROVENANCE.md. Judgements of queries that are not in ``queries`` are left out.
+    One that has files is left alone unless ``overwrite`` and it was made here (it has the benchmark.json that ``facts``
+    become). Judgements of queries that are not in ``queries`` are left out.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    is_there = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    if is_there and not (overwrite and (folder / FACTS_FILE).is_file()):
         raise InputError(f"{folder}: already exists; remove it or choose another folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -39,10 +45,11 @@ def write_collection(
             for query_id in queries:
                 stream.writelines(f"{query_id} 0 {doc_id} {grade}\n" for doc_id, grade in qrels.get(query_id, {}).items())
         write_run(temporary / "run.bm25.txt", run, tag)
-        if notes is not None:
-            with atomic_write(temporary / "PROVENANCE.md") as stream:
-                stream.write(notes)
+        if facts is not None:
+            write_json(temporary / FACTS_FILE, facts)
         os.chmod(temporary, 0o755)
+        if is_there:
+            shutil.rmtree(folder)
         os.replace(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -1,6 +1,6 @@
 """Pyserini behind one function: Lucene's BM25 from a local or a prebuilt index, for those who have Java and the network.
 
-Pyserini is an extra (pip install 'headrank[pyserini]') and is imported in ``load_pyserini`` alone, which says in one line
+Pyserini is an extra (pip install 'headrank[lucene]') and is imported in ``load_pyserini`` alone, which says in one line
 what is missing: the package, Java, or the right Java.
 """
 
@@ -43,7 +43,7 @@ def load_pyserini(module: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] == "pyserini":
             raise InputError(
-                "engine pyserini: the package is not installed; pip install 'headrank[pyserini]' or use --engine bm25s"
+                "engine pyserini: the package is not installed; pip install 'headrank[lucene]' or use --engine bm25s"
             ) from error
         raise InputError(f"engine pyserini: its dependency {error.name!r} is missing; pip install {error.name}") from error
     except Exception as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -72,14 +72,13 @@ class Bm25Index:
         return strictly_decreasing([(self._doc_ids[index], float(scores_N[index])) for index in best])
 
 
-def strictly_decreasing(ranked: RankedList) -> RankedList:
-    """The list with equal scores pulled apart by the smallest float32 step, in the given order."""
+def strictly_decreasing(ranked: Sequence[tuple[str, float]]) -> RankedList:
+    """The list with scores that float32 would call equal pulled apart by its smallest step, in the given order."""
     result: RankedList = []
     for doc_id, score in ranked:
-        value = np.float32(score)
-        if result and value >= result[-1][1]:
-            value = np.nextafter(np.float32(result[-1][1]), np.float32(-np.inf))
-        result.append((doc_id, float(value)))
+        if result and np.float32(score) >= np.float32(result[-1][1]):
+            score = float(np.nextafter(np.float32(result[-1][1]), np.float32(-np.inf)))
+        result.append((doc_id, score))
     return result
 
 

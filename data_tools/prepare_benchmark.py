@@ -1,0 +1,155 @@
+"""Make a benchmark out of local files (or Pyserini's) and compare its candidates with the paper's first-stage row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_tools.beir_folder import TEST_QRELS, is_beir_folder, read_beir_qrels, read_beir_queries
+from data_tools.benchmarks import Benchmark
+from data_tools.collection_files import write_collection
+from data_tools.retrieve import Bm25Index, RankedList, search_all, strictly_decreasing
+from headrank.errors import InputError
+from headrank.evaluation.measures import evaluate_run
+from headrank.formats import Candidate, Collection, Document, Qrels, Run, iterate_corpus, read_corpus, read_run
+
+RETRIEVAL_DEPTH = 100  # more than any table needs, so that deeper lists can be tried
+EQUAL = 0.0051  # the paper prints two digits
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a benchmark is made of; ``origin`` says in words where the candidates come from."""
+
+    queries: dict[str, str]
+    qrels: Qrels
+    run: dict[str, RankedList]
+    documents: dict[str, Document]
+    origin: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """One measure of the candidates as retrieved, in percent, beside the paper's."""
+
+    measure: str
+    over_found: float  # over the queries with results, as the paper averages
+    over_all: float
+    published: float | None
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the paper prints the same number."""
+        return self.published is not None and abs(self.over_found - self.published) < EQUAL
+
+
+def read_material(benchmark: Benchmark, source: str) -> Material:
+    """Queries, judgements, candidates and texts from a collection folder, a BEIR folder, or 'pyserini'."""
+    if source == "pyserini":
+        return _from_pyserini(benchmark)
+    folder = Path(source)
+    if is_beir_folder(folder):
+        queries, qrels = read_beir_queries(folder / "queries.jsonl"), read_beir_qrels(folder / TEST_QRELS)
+        corpus_path, run_path = folder / "corpus.jsonl", None
+    else:
+        collection = Collection.open(folder)
+        queries, qrels, corpus_path, run_path = collection.queries(), collection.qrels(), collection.corpus_path, collection.run_path
+    own = folder / f"run.{benchmark.retriever}.txt"
+    run_path = own if own.is_file() else run_path
+    queries = {query_id: text for query_id, text in queries.items() if query_id in qrels}
+    if not queries:
+        raise InputError(f"{folder}: no query is judged; do queries and judgements belong together?")
+    if run_path is not None:
+        run = {query_id: rows for query_id, rows in _ranked(read_run(run_path)).items() if query_id in queries}
+        origin = run_path.name
+    elif benchmark.retriever == "bm25":
+        run = search_all(Bm25Index(iterate_corpus(corpus_path)), queries, RETRIEVAL_DEPTH)
+        origin = "bm25s over the whole corpus"
+    else:
+        raise InputError(f"{folder}: {own.name} is missing; {benchmark.title} needs candidates of {benchmark.retriever}")
+    documents = _texts(corpus_path, run)
+    return Material(queries, qrels, run, documents, origin)
+
+
+def _from_pyserini(benchmark: Benchmark) -> Material:
+    from data_tools.pyserini_engine import load_qrels, load_topics, search_pyserini
+
+    if benchmark.index is None or benchmark.topics is None or benchmark.qrels is None:
+        raise InputError(f"{benchmark.name}: not in Pyserini; {benchmark.source}")
+    qrels = load_qrels(benchmark.qrels)
+    queries = {query_id: text for query_id, text in load_topics(benchmark.topics).items() if query_id in qrels}
+    result = search_pyserini(benchmark.index, queries, RETRIEVAL_DEPTH)
+    return Material(queries, qrels, result.run, result.documents, f"Pyserini, index {benchmark.index}")
+
+
+def _ranked(run: Run) -> dict[str, RankedList]:
+    """The run in the order of its ranks, with scores that every tool orders the same way."""
+    return {query_id: strictly_decreasing([(row.doc_id, row.score) for row in rows]) for query_id, rows in run.items()}
+
+
+def _texts(corpus_path: Path, run: dict[str, RankedList]) -> dict[str, Document]:
+    wanted = {doc_id for ranked in run.values() for doc_id, _ in ranked}
+    documents = read_corpus(corpus_path, wanted)
+    missing = sorted(wanted - documents.keys())
+    if missing:
+        raise InputError(f"{corpus_path}: {len(missing)} candidates have no text, the first is {missing[0]!r}")
+    return documents
+
+
+def remove_query_documents(run: dict[str, RankedList]) -> tuple[dict[str, RankedList], int]:
+    """The run without candidates whose id is the query's own (ArguAna), and how many there were."""
+    kept = {query_id: [row for row in ranked if row[0] != query_id] for query_id, ranked in run.items()}
+    return kept, sum(len(run[query_id]) - len(kept[query_id]) for query_id in run)
+
+
+def check_first_stage(benchmark: Benchmark, material: Material) -> list[Check]:
+    """Measure the candidates in the order retrieved and put the paper's number beside it."""
+    run = {
+        query_id: [Candidate(doc_id, rank, score) for rank, (doc_id, score) in enumerate(ranked, start=1)]
+        for query_id, ranked in material.run.items()
+    }
+    qrels = {query_id: grades for query_id, grades in material.qrels.items() if query_id in material.queries}
+    found = evaluate_run(run, qrels, benchmark.measures, missing="skip", by_rank=True).means()
+    everything = evaluate_run(run, qrels, benchmark.measures, missing="zero", by_rank=True).means()
+    published = benchmark.published_first_stage()
+    return [Check(name, 100 * found[name], 100 * everything[name], published.get(name)) for name in benchmark.measures]
+
+
+def write_benchmark(
+    benchmark: Benchmark, material: Material, checks: list[Check], folder: Path, *, overwrite: bool = False
+) -> dict[str, Any]:
+    """Write the collection folder with its benchmark.json and return what that says."""
+    lengths = [len(ranked) for ranked in material.run.values()]
+    facts = {
+        "name": benchmark.name,
+        "title": benchmark.title,
+        "retriever": benchmark.retriever,
+        "candidates_from": material.origin,
+        "depth": benchmark.depth,
+        "measures": list(benchmark.measures),
+        "queries": len(material.queries),
+        "queries_of_the_paper": benchmark.num_queries,
+        "queries_without_candidates": len(material.queries) - len(material.run),
+        "shortest_list": min(lengths, default=0),
+        "first_stage": {
+            check.measure: {
+                "over_queries_with_results": round(check.over_found, 4),
+                "over_all_queries": round(check.over_all, 4),
+                "published": check.published,
+                "equals_published": check.is_equal,
+            }
+            for check in checks
+        },
+    }
+    write_collection(
+        folder,
+        material.queries,
+        material.documents,
+        material.qrels,
+        material.run,
+        tag=benchmark.retriever,
+        facts=facts,
+        overwrite=overwrite,
+    )
+    return facts
