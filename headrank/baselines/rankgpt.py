@@ -143,6 +143,13 @@ class SuccessRates:
         }
 
 
+@dataclass(frozen=True)
+class GeneratedScores(ListScores):
+    """A list ranked by generation, with how its windows kept the format: what ``SuccessRates.add`` counts."""
+
+    answers: tuple[ParsedAnswer, ...] = ()
+
+
 @dataclass
 class _ListState:
     """One list on its way through the windows: ``order`` holds document indices, best first."""
@@ -227,11 +234,11 @@ class RankGPT:
             )
         return build(low), True
 
-    def _finish(self, state: _ListState) -> ListScores:
+    def _finish(self, state: _ListState) -> GeneratedScores:
         self._success.add(state.answers)
         scores = np.empty(len(state.order), np.float32)
         scores[state.order] = np.arange(len(state.order), 0, -1, dtype=np.float32)
-        return ListScores(scores, state.num_tokens, state.is_shortened)
+        return GeneratedScores(scores, state.num_tokens, state.is_shortened, tuple(state.answers))
 
 
 def build_rankgpt(
