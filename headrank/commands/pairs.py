@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sublists", type=int, default=0, metavar="N", help="N random sub-lists of each query's candidates instead of the whole list"
     )
     group.add_argument("--sublist-size", type=positive_int, default=20, metavar="M", help="documents of a sub-list (default 20)")
+    group.add_argument("--compare-paper", action="store_true", help="say how far the counts are from the paper's training set")
     group.add_argument("--keep-full-list", action="store_true", help="with --sublists: the whole list as well")
     shown = parser.add_argument_group("showing a sample")
     shown.add_argument("--show", type=int, metavar="N", help="print context N (from 0) of --output instead of building anything")
@@ -85,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
         only=read_id_list(args.only) if args.only else None,
     )
     print(format_table(counts))
+    if args.compare_paper:
+        print(_compared_with_paper(counts))
     return 0
 
 
@@ -121,6 +124,17 @@ def format_table(counts: list[PairCounts]) -> str:
     text = [" " * label + "".join(f"  {title:>{width}}" for title, width in zip(header, widths, strict=True))]
     text += [f"{name:<{label}}" + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True)) for name, cells in lines]
     return "\n".join(text)
+
+
+def _compared_with_paper(counts: list[PairCounts]) -> str:
+    from data_tools.published import TRAINING_PAIRS, TRAINING_QUERIES
+
+    queries = sum(count.queries - count.unjudged_queries for count in counts)
+    pairs = sum(count.pairs for count in counts)
+    return (
+        f"the paper: {TRAINING_QUERIES} queries, about {TRAINING_PAIRS:,} pairs; "
+        f"here: {queries} queries ({queries - TRAINING_QUERIES:+d}), {pairs:,} pairs ({100 * (pairs / TRAINING_PAIRS - 1):+.1f} %)"
+    )
 
 
 def _show(args: argparse.Namespace) -> int:

@@ -1,0 +1,227 @@
+"""`headrank report`: the page of a run, the matrix's tables and figures, the head table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headrank.commands import main
+from headrank.errors import InputError
+from headrank.evaluation import figures
+from headrank.evaluation.cells import find_cells
+from headrank.evaluation.comparison import Settings
+from headrank.evaluation.training_curves import read_training_log
+from headrank.evaluation.verdict import choose_challenger, hold_contest, label_cells, moved_most, verdict
+from tests.result_cells import make_cell, make_heads, make_matrix
+
+BEFORE = ((11, 2), (11, 3), (16, 7), (21, 9))
+AFTER = ((14, 14), (11, 3), (16, 13), (11, 2))
+
+
+@pytest.fixture
+def quick_figures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replace the drawing by a one-pixel picture; tests of the figures themselves are elsewhere. Collects what was asked for."""
+    pixel = bytes.fromhex(
+        "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
+        "1f15c4890000000d49444154789c6360606060000000050001a5f645400000000049454e44ae426082"
+    )
+    drawn: list[str] = []
+
+    def fake(name: str):
+        def draw(*arguments: object, **named: object) -> list[Path]:
+            path = next(argument for argument in [*named.values(), *arguments] if isinstance(argument, Path))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            outputs = [path.parent / f"{path.name}.{ending}" for ending in ("png", "pdf")]
+            for output in outputs:
+                output.write_bytes(pixel)
+            drawn.append(name)
+            return outputs
+
+        return draw
+
+    for name in figures.__all__:
+        monkeypatch.setattr(figures, name, fake(name))
+    return drawn
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    folder = make_matrix(tmp_path / "demo", benchmarks=("toy",), queries=30)
+    make_heads(*BEFORE).save(folder / "heads.before.json")
+    make_heads(*AFTER).save(folder / "heads.after.json")
+    (folder / "train").mkdir()
+    events = [{"event": "train", "iteration": step, "total": 1 / step, "accuracy": 0.5} for step in range(1, 5)]
+    (folder / "train" / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events) + '{"event": "tra')
+    return folder
+
+
+def test_the_run_page_answers_the_four_questions(run_folder: Path, quick_figures: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--run", str(run_folder)]) == 0
+    assert capsys.readouterr().out.split() == [str(run_folder / "report" / name) for name in ("report.md", "report.html", "report.json")]
+    markdown = (run_folder / "report" / "report.md").read_text()
+    for question in ("Did it get better?", "Where?", "At what cost?", "Which heads?", "How did training go?", "How was this made?"):
+        assert f"## {question}" in markdown
+    assert "**On toy, HeadRank is better than BM25: nDCG@10" in markdown
+    assert "HeadRank is better than CoRe" in markdown
+    assert "Shared heads: 2 of 4 (L11-H3, L11-H2)." in markdown
+    assert "| 2 | L11-H3 | L11-H3 | ✓ |" in markdown
+    assert "17 of 28" in markdown
+    assert set(quick_figures) >= {
+        "draw_measures",
+        "draw_query_changes",
+        "draw_promotion",
+        "draw_position_curves",
+        "draw_pareto",
+        "draw_head_depth",
+    }
+
+
+def test_the_run_page_names_the_query_that_moved_most(run_folder: Path, quick_figures: list[str]) -> None:
+    main(["report", "--run", str(run_folder)])
+    (contest,) = json.loads((run_folder / "report" / "report.json").read_text())["contests"]
+    cells = {cell.method: cell.per_query("nDCG@10") for cell in find_cells(run_folder)}
+    change = {query: cells["headrank"][query] - cells["bm25"][query] for query in cells["bm25"]}
+    assert contest["moved_most"]["query_id"] == max(change, key=lambda query: abs(change[query]))
+    assert contest["moved_most"]["change"] == pytest.approx(max(map(abs, change.values())))
+
+
+def test_query_words_are_shown_and_escaped(run_folder: Path, quick_figures: list[str], tmp_path: Path) -> None:
+    collection = tmp_path / "collection"
+    collection.mkdir()
+    (collection / "queries.tsv").write_text("".join(f"q{number}\twhat is <b>{number}</b> | x\n" for number in range(1, 31)))
+    main(["report", "--run", str(run_folder), "--collection", str(collection)])
+    page = (run_folder / "report" / "report.html").read_text()
+    assert "what is &lt;b&gt;" in page
+    assert "<b>" not in page
+    assert "&lt;b>" in (run_folder / "report" / "report.md").read_text()
+
+
+def test_a_run_that_got_worse_is_called_worse(run_folder: Path, quick_figures: list[str]) -> None:
+    main(["report", "--run", str(run_folder), "--challenger", "icr", "--measure", "NDCG@10"])
+    assert "ICR is worse than CoRe" in (run_folder / "report" / "report.md").read_text()
+
+
+def test_the_html_page_needs_nothing_else(run_folder: Path, quick_figures: list[str]) -> None:
+    main(["report", "--run", str(run_folder)])
+    page = (run_folder / "report" / "report.html").read_text()
+    assert 'src="data:image/png;base64,' in page
+    assert 'src="figures' not in page
+    assert "<script" not in page
+
+
+def test_the_matrix_is_rebuilt_byte_for_byte(tmp_path: Path, quick_figures: list[str]) -> None:
+    folder = make_matrix(tmp_path / "matrix")
+    outputs = []
+    for name in ("one", "two"):
+        assert main(["report", "--matrix", str(folder), "--output", str(tmp_path / name)]) == 0
+        outputs.append({path.relative_to(tmp_path / name): path.read_bytes() for path in sorted((tmp_path / name).rglob("*.*"))})
+    assert outputs[0] == outputs[1]
+    names = {str(path) for path in outputs[0]}
+    assert {f"tables/{table}_top_20.{ending}" for table in ("overview", "ndcg10") for ending in ("md", "tex", "csv")} <= names
+    assert not any("multihop" in name or "ablation" in name for name in names)
+
+
+def test_matrix_tables_show_ours_beside_the_papers_and_leave_the_rest_empty(tmp_path: Path, quick_figures: list[str]) -> None:
+    folder = make_matrix(tmp_path / "matrix")
+    main(["report", "--matrix", str(folder)])
+    rows = (folder / "report" / "tables" / "ndcg10_top_20.csv").read_text().splitlines()
+    header = rows[0].split(",")
+    paper = next(dict(zip(header, row.split(","), strict=True)) for row in rows if row.startswith("paper,Qwen3-0.6B,HeadRank"))
+    ours = next(dict(zip(header, row.split(","), strict=True)) for row in rows if row.startswith("ours,Qwen3-0.6B,HeadRank"))
+    assert (paper["dl19 nDCG@10"], paper["average nDCG@10"]) == ("59.93", "44.56")
+    assert ours["dl20 nDCG@10"] == ours["average nDCG@10"] == ""
+    assert float(ours["dl19 nDCG@10"]) > 0
+    main(["report", "--matrix", str(folder), "--no-published"])
+    assert "paper" not in (folder / "report" / "tables" / "ndcg10_top_20.csv").read_text()
+
+
+def test_conditions_never_share_a_table(tmp_path: Path, quick_figures: list[str]) -> None:
+    folder = make_matrix(tmp_path / "matrix", benchmarks=("dl19",))
+    make_cell(folder, "Qwen3-0.6B", "icr", "dl19", order="shuffled")
+    main(["report", "--matrix", str(folder)])
+    shuffled = (folder / "report" / "tables" / "overview_top_20_shuffled.md").read_text()
+    assert "ICR" in shuffled
+    assert "BM25" in shuffled  # a first-stage run is the same in every order
+    assert "HeadRank" not in shuffled
+    assert "(paper)" not in (folder / "report" / "tables" / "ndcg10_top_20_shuffled.md").read_text()
+
+
+def test_ablation_rows_make_the_ablation_table(tmp_path: Path, quick_figures: list[str]) -> None:
+    folder = make_matrix(tmp_path / "matrix", benchmarks=("nq",))
+    make_cell(folder, "Qwen3-0.6B", "headrank+no-prox", "nq")
+    main(["report", "--matrix", str(folder)])
+    table = (folder / "report" / "tables" / "ablation_top_20.md").read_text()
+    assert "HeadRank (no-prox)" in table
+    assert "*HeadRank (no-prox) (paper)*" in table
+    assert "ICR" not in table
+
+
+def test_heads_alone_give_the_papers_head_table(tmp_path: Path, quick_figures: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for name, heads in (("a.json", BEFORE), ("b.json", AFTER)):
+        make_heads(*heads).save(tmp_path / name)
+    assert main(["report", "--heads", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 0
+    assert capsys.readouterr().out.split()[-1] == str(tmp_path / "report" / "heads.html")
+    markdown = (tmp_path / "report" / "heads.md").read_text()
+    assert "| Rank | before | after | Shared |" in markdown
+    assert "| Shared |  |  | 2 / 4 |" in markdown
+    assert "Depth band: layers 11-21 before, 11-16 after." in markdown
+    latex = (tmp_path / "report" / "heads.tex").read_text()
+    assert r"2 & L11-H3 & L11-H3 & \ding{51} \\" in latex
+    assert quick_figures == ["draw_head_depth", "draw_head_map", "draw_head_map"]
+
+
+def test_one_head_file_is_described_alone(tmp_path: Path, quick_figures: list[str]) -> None:
+    make_heads(*BEFORE).save(tmp_path / "heads.json")
+    assert main(["report", "--heads", str(tmp_path / "heads.json")]) == 0
+    assert "| 1 | L11-H2 | 1 | 0.9 |" in (tmp_path / "report" / "heads.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give one of --run DIR"),
+        (["--run", "x", "--matrix", "y"], "give one of --run DIR"),
+        (["--run", "nowhere"], "no such folder of results"),
+        (["--matrix", "."], "no metrics.json in it or below"),
+        (["--heads", "nowhere.json"], "no such file"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", *arguments]) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+def test_an_unknown_challenger_lists_the_rows(run_folder: Path, quick_figures: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--run", str(run_folder), "--challenger", "best"]) == 2
+    assert "'best' is not among the results: BM25, ICR, CoRe, HeadRank" in capsys.readouterr().err
+
+
+def test_challenger_is_plain_headrank_before_its_variants(tmp_path: Path) -> None:
+    for method in ("headrank", "headrank+control", "icr"):
+        make_cell(tmp_path, "m", method, "toy")
+    assert choose_challenger(label_cells(find_cells(tmp_path))) == "HeadRank"
+
+
+def test_the_contest_is_seen_from_the_challengers_side(tmp_path: Path) -> None:
+    contest = hold_contest(find_cells(make_matrix(tmp_path, benchmarks=("toy",))), "nDCG@10", settings=Settings(resamples=200))
+    pairing = contest.against("ICR")
+    mine, theirs = (contest.comparison.evaluations[label].mean("nDCG@10") for label in ("HeadRank", "ICR"))
+    assert pairing.difference == pytest.approx(mine - theirs)
+    assert pairing.interval[0] <= pairing.difference <= pairing.interval[1]
+    assert pairing.wins > pairing.losses
+    assert verdict(pairing) == "better"
+    assert moved_most(contest, "BM25") in contest.comparison.evaluations["BM25"].values["nDCG@10"]
+
+
+def test_a_broken_line_in_the_middle_of_a_training_log_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"event": "train", "iteration": 1, "total": 2.0}\nnot json\n{"event": "valid", "iteration": 1, "ndcg@10": 0.5}\n')
+    with pytest.raises(InputError, match=r"metrics.jsonl:2: not a line of a training log"):
+        read_training_log(path)
