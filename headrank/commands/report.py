@@ -106,8 +106,15 @@ def _load_heads(paths: list[str]) -> dict[str, HeadSet]:
 
 
 def _heads_beside(folder: Path) -> dict[str, HeadSet]:
-    """heads*.json files that lie directly in the run's folder, 'before' first and 'after' last, others by name."""
+    """The head sets of a run's folder: heads.before.json, heads.after.json and the like, or, as launch/pipeline.sh leaves them,
+    heads.json before training and round-N/heads.json after each round.
+    """
     from headrank.heads import HeadSet
+
+    rounds = sorted(folder.glob("round-*/heads.json"), key=lambda path: (len(path.parent.name), path.parent.name))
+    if rounds and (folder / "heads.json").is_file():
+        names = ["before", *(f"after {path.parent.name}" for path in rounds[:-1]), "after"]
+        return {name: HeadSet.load(path) for name, path in zip(names, [folder / "heads.json", *rounds], strict=True)}
 
     def place(path: Path) -> tuple[int, str]:
         return ("before" not in path.name) + ("after" in path.name), path.name
@@ -143,7 +150,7 @@ def _spec(table: str, name: str, *, by_group: bool = False, is_ablation: bool = 
             columns.append(Column(benchmark, measure, short if by_group or is_ablation else measure, group))
     return TableSpec(
         name=name,
-        title=table.partition(": ")[2],
+        title=table.partition(": ")[2].partition(",")[0].replace("ablation", "Ablation"),
         columns=tuple(columns),
         published=tuple(
             Published(number.model, number.method, number.benchmark, number.measure, number.value)

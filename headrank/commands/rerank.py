@@ -69,18 +69,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="B",
         help="queries per forward (default 1; the paper uses 16 on GPUs)",
     )
-    group.add_argument(
-        "--no-calibration", action="store_true", help="rank by raw attention mass"
-    )
+    group.add_argument("--no-calibration", action="store_true", help="rank by raw attention mass")
     group.add_argument(
         "--shuffle",
         type=int,
         metavar="SEED",
         help="shuffle each candidate list before prompting: shows position bias",
     )
-    group.add_argument(
-        "--only", metavar="FILE", help="rerank only the query ids in this file"
-    )
+    group.add_argument("--only", metavar="FILE", help="rerank only the query ids in this file")
     group.add_argument(
         "--scores",
         metavar="FILE",
@@ -91,9 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="also write seconds, tokens, heads and versions as JSON",
     )
-    group.add_argument(
-        "--tag", default=None, help="run tag (default: the method's name)"
-    )
+    group.add_argument("--tag", default=None, help="run tag (default: the method's name)")
     group.add_argument(
         "--restart",
         action="store_true",
@@ -123,9 +117,7 @@ def run(args: argparse.Namespace) -> int:
     requests = _requests(args)
     key = _fingerprint(args, requests)
     store = PartialResults(Path(args.output), key, rank, restart=args.restart)
-    pending = [request for request in requests if request.query_id not in store.done][
-        rank::world_size
-    ]
+    pending = [request for request in requests if request.query_id not in store.done][rank::world_size]
     if store.done:
         _log.info(
             "%s: %d of %d queries were done before, going on",
@@ -152,9 +144,7 @@ def run(args: argparse.Namespace) -> int:
             "rank_seconds": time.perf_counter() - loaded,
             "processes": world_size,
         }
-        _write_outputs(
-            args, requests, PartialResults(Path(args.output), key, rank), ranker, facts
-        )
+        _write_outputs(args, requests, PartialResults(Path(args.output), key, rank), ranker, facts)
     _barrier(world_size, last=True)
     return 0
 
@@ -174,18 +164,27 @@ def _score(ranker: Any, batch: list[Request]) -> Iterator[dict[str, Any]]:
     seconds = (time.perf_counter() - started) / len(batch)
     for request, result in zip(batch, lists, strict=True):
         by_rank = sorted(
-            zip(request.candidates, result.scores, strict=True),
+            zip(request.candidates, result.scores, _positions(ranker, len(request.candidates)), strict=True),
             key=lambda row: row[0].rank,
         )
         yield {
             "query_id": request.query_id,
-            "doc_ids": [candidate.doc_id for candidate, _ in by_rank],
-            "scores": [float(score) for _, score in by_rank],
-            "ranks": [candidate.rank for candidate, _ in by_rank],
+            "doc_ids": [candidate.doc_id for candidate, _, _ in by_rank],
+            "scores": [float(score) for _, score, _ in by_rank],
+            "ranks": [candidate.rank for candidate, _, _ in by_rank],
+            "positions": [position for _, _, position in by_rank],
             "seconds": round(seconds, 6),
             "tokens": result.num_tokens,
             "is_shortened": bool(result.is_shortened),
         }
+
+
+def _positions(ranker: Any, count: int) -> list[int]:
+    """The 1-based place in the prompt of each document as given; position bias is read off these, not off the ranks."""
+    if not hasattr(ranker, "reader"):
+        return list(range(1, count + 1))
+    order = ranker.reader.encoder.template.prompt_order(count)
+    return [order.index(given) + 1 for given in range(count)]
 
 
 def _requests(args: argparse.Namespace) -> list[Request]:
@@ -202,9 +201,7 @@ def _requests(args: argparse.Namespace) -> list[Request]:
             raise InputError(
                 f"{collection.run_path}: query {unknown[0]!r} is not in {collection.queries_path} ({len(unknown)} such queries)"
             )
-        wanted = {
-            row.doc_id for rows in candidates.values() for row in rows[: args.depth]
-        }
+        wanted = {row.doc_id for rows in candidates.values() for row in rows[: args.depth]}
         corpus = collection.documents(wanted)
     only = options.read_id_list(args.only) if args.only else None
     return [
@@ -216,11 +213,7 @@ def _requests(args: argparse.Namespace) -> list[Request]:
 
 def _in_query_order(queries: dict[str, str], candidates: Run) -> Run:
     """Candidates in the order of the query file; queries without candidates have nothing to rerank."""
-    return {
-        query_id: candidates[query_id]
-        for query_id in queries
-        if candidates.get(query_id)
-    }
+    return {query_id: candidates[query_id] for query_id in queries if candidates.get(query_id)}
 
 
 def _request(
@@ -247,12 +240,8 @@ def _build_ranker(args: argparse.Namespace) -> Any:
     from headrank.heads import HeadSet
 
     heads = HeadSet.load(args.heads) if args.heads else None
-    changed = any(
-        getattr(args, name) is not None for name in ("query_rows", "order", "max_words")
-    )
-    prompt = (
-        options.prompt_from(args, heads.prompt if heads else None) if changed else None
-    )
+    changed = any(getattr(args, name) is not None for name in ("query_rows", "order", "max_words"))
+    prompt = options.prompt_from(args, heads.prompt if heads else None) if changed else None
     return build_ranker(
         args.method,
         options.resolve_model(args.model),
@@ -278,9 +267,7 @@ def _fingerprint(args: argparse.Namespace, requests: list[Request]) -> str:
     if args.heads:
         digest.update(Path(args.heads).read_bytes())
     for request in requests:
-        digest.update(
-            f"{request.query_id}\t{request.query}\t{[c.doc_id for c in request.candidates]}".encode()
-        )
+        digest.update(f"{request.query_id}\t{request.query}\t{[c.doc_id for c in request.candidates]}".encode())
     return digest.hexdigest()[:16]
 
 
@@ -301,12 +288,8 @@ def _write_outputs(
             key=lambda item: (-item[1], item[2]),
         )
         floor = min(score for _, score, _ in pairs)
-        below = [
-            (doc_id, floor - 1.0 - place) for place, doc_id in enumerate(request.rest)
-        ]
-        ranked[request.query_id] = [
-            (doc_id, score) for doc_id, score, _ in pairs
-        ] + below
+        below = [(doc_id, floor - 1.0 - place) for place, doc_id in enumerate(request.rest)]
+        ranked[request.query_id] = [(doc_id, score) for doc_id, score, _ in pairs] + below
     rows = [store.done[request.query_id] for request in requests]
     if args.scores:
         write_jsonl(args.scores, rows)
@@ -315,11 +298,7 @@ def _write_outputs(
     if args.output.endswith(".jsonl"):
         from headrank.rank_llm_format import write_candidates_jsonl
 
-        texts = {
-            document.doc_id: document
-            for request in requests
-            for document in request.documents
-        }
+        texts = {document.doc_id: document for request in requests for document in request.documents}
         write_candidates_jsonl(
             args.output,
             {request.query_id: request.query for request in requests},
@@ -330,11 +309,7 @@ def _write_outputs(
         write_run(args.output, ranked, tag)
     store.discard()
     shortened = sum(row["is_shortened"] for row in rows)
-    note = (
-        f"; in {shortened} the documents were shortened to fit the model's context"
-        if shortened
-        else ""
-    )
+    note = f"; in {shortened} the documents were shortened to fit the model's context" if shortened else ""
     print(
         f"{args.output}: {len(rows)} queries reranked by {args.method}{note}",
         file=sys.stderr,
@@ -355,9 +330,7 @@ def _facts(
         "model": args.model,
         "method": args.method,
         "depth": args.depth,
-        "order": "shuffled"
-        if args.shuffle is not None
-        else (args.order or "retriever"),
+        "order": "shuffled" if args.shuffle is not None else (args.order or "retriever"),
         "num_queries": len(rows),
         "seconds_per_query": sum(row["seconds"] for row in rows) / len(rows),
         "tokens_per_query": sum(row["tokens"] for row in rows) / len(rows),
@@ -365,9 +338,7 @@ def _facts(
         "layers_used": getattr(ranker, "layers_used", None),
         "num_layers": ranker.reader.num_layers if hasattr(ranker, "reader") else None,
         "heads": [list(head) for head in heads.heads] if heads is not None else None,
-        "prompt_hash": ranker.reader.encoder.template.hash
-        if hasattr(ranker, "reader")
-        else None,
+        "prompt_hash": ranker.reader.encoder.template.hash if hasattr(ranker, "reader") else None,
         "success": getattr(ranker, "success", None),
         "versions": versions(),
         "command": sys.argv[1:],

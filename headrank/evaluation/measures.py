@@ -19,6 +19,7 @@ from headrank.formats import Qrels, Run
 
 Missing = Literal["zero", "skip"]
 _TREC_EVAL_NAMES = {"map": "AP", "recip_rank": "RR", "ndcg": "nDCG", "map_cut_": "AP@", "ndcg_cut_": "nDCG@", "recall_": "R@", "P_": "P@"}
+_SPOKEN_NAMES = {"ndcg": "nDCG", "recall": "R", "mrr": "RR", "map": "AP", "precision": "P"}  # in any case
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,9 @@ def parse_measure(name: str) -> Any:
     prefixed = re.fullmatch(r"([A-Za-z]+(?:_cut)?_)(\d+)", name)
     if prefixed and prefixed[1] in _TREC_EVAL_NAMES:
         spelled = _TREC_EVAL_NAMES[prefixed[1]] + prefixed[2]
+    word, rest = re.fullmatch(r"([A-Za-z]*)(.*)", spelled, re.DOTALL).groups()  # type: ignore[union-attr]
     try:
-        return ir_measures.parse_measure(spelled)
+        return ir_measures.parse_measure(_SPOKEN_NAMES.get(word.lower(), word) + rest)
     except (NameError, ValueError, SyntaxError, TypeError, AssertionError, KeyError, IndexError):
         raise InputError(f"measure {name!r} is not known; write it as ir-measures does: nDCG@10, R@5, RR@10, AP, P(rel=2)@5") from None
 

@@ -41,6 +41,8 @@ def test_recall_and_reciprocal_rank_of_a_hand_made_list() -> None:
         ("ndcg_cut_10", "nDCG@10"),
         ("recip_rank", "RR"),
         ("P_5", "P@5"),
+        ("recall@2", "R@2"),
+        ("mrr@10", "RR@10"),
     ],
 )
 def test_common_spellings_name_the_same_measure(given: str, expected: str) -> None:

@@ -78,6 +78,16 @@ def test_the_run_page_answers_the_four_questions(run_folder: Path, quick_figures
     }
 
 
+def test_head_sets_are_found_where_the_pipeline_leaves_them(tmp_path: Path, quick_figures: list[str]) -> None:
+    folder = make_matrix(tmp_path / "demo", benchmarks=("toy",))
+    for name, heads in (("heads.json", BEFORE), ("round-1/heads.json", AFTER), ("round-2/heads.json", AFTER[::-1])):
+        make_heads(*heads).save(folder / name)
+    main(["report", "--run", str(folder)])
+    markdown = (folder / "report" / "report.md").read_text()
+    assert "Core heads, before and after round-1" in markdown
+    assert "| 1 | L11-H2 | L11-H2 | ✓ |" in markdown
+
+
 def test_the_run_page_names_the_query_that_moved_most(run_folder: Path, quick_figures: list[str]) -> None:
     main(["report", "--run", str(run_folder)])
     (contest,) = json.loads((run_folder / "report" / "report.json").read_text())["contests"]

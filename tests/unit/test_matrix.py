@@ -1,0 +1,241 @@
+"""The benchmark matrix: what is planned, what is done again and what is not, and how it is split."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from headrank.errors import InputError
+from headrank.evaluation import matrix
+from headrank.evaluation.cells import find_cells
+from headrank.evaluation.matrix_plan import MatrixBenchmark, MatrixModel, find_heads, parse_model, parse_shard, plan_cells
+from headrank.formats import read_run, write_json, write_jsonl, write_run
+from tests.result_cells import make_heads
+from tests.toy_collections import make_collection
+
+
+@pytest.fixture
+def collection(tmp_path: Path) -> Path:
+    make_collection(tmp_path / "toy", {"1": [0, 2, None, 1], "2": [1, 0, 3, 0]})
+    return tmp_path / "toy"
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    matrix.add_arguments(parser)
+    return parser.parse_args(list(words))
+
+
+class FakeRerank:
+    """Stands for `headrank rerank`: reverses every list, as the real command would write it. Can fail for one method."""
+
+    def __init__(self, fails_on: str = "") -> None:
+        self.calls: list[list[str]] = []
+        self.fails_on = fails_on
+
+    def __call__(self, words: Sequence[str]) -> int:
+        self.calls.append(list(words))
+        given = dict(zip(words[1::2], words[2::2], strict=False))
+        if given["--method"] == self.fails_on:
+            return 2
+        lists, rows = {}, []
+        for query_id, listed in read_run(Path(given["--collection"]) / "run.bm25.txt").items():
+            head = listed[: int(given["--depth"])]
+            scores = [float(row.rank) for row in head]
+            lists[query_id] = sorted(((row.doc_id, float(row.rank)) for row in head), key=lambda pair: -pair[1])
+            rows.append(
+                {"query_id": query_id, "doc_ids": [row.doc_id for row in head], "scores": scores, "ranks": [row.rank for row in head]}
+            )
+        write_run(given["--output"], lists, "x")
+        write_jsonl(given["--scores"], rows)
+        write_json(
+            given["--meta"], {"model": given["--model"], "method": given["--method"], "seconds_per_query": 0.25, "versions": {"torch": "2"}}
+        )
+        return 0
+
+
+def test_every_cell_is_a_directory_with_run_scores_and_metrics(collection: Path, tmp_path: Path) -> None:
+    rerank = FakeRerank()
+    output = tmp_path / "out"
+    words = ["--models", "small=models/s", "--methods", "bm25", "icr", "--benchmarks", f"toy={collection}", "--output", str(output)]
+    assert matrix.run(parse(*words, "--measures", "RR", "NDCG@10", "--depths", "4"), execute=rerank) == 0
+    cells = {cell.method: cell for cell in find_cells(output)}
+    assert {str(cell.path.relative_to(output)) for cell in cells.values()} == {
+        "toy/top4-retriever/first-stage/bm25",
+        "toy/top4-retriever/small/icr",
+    }
+    assert cells["bm25"].metrics["measures"] == pytest.approx({"RR": (0.5 + 1.0) / 2 * 2 / 3, "nDCG@10": cells["bm25"].value("nDCG@10")})
+    assert (cells["icr"].model, cells["icr"].metrics["seconds_per_query"], cells["icr"].metrics["versions"]) == (
+        "small",
+        0.25,
+        {"torch": "2"},
+    )
+    assert [row.grades for row in cells["icr"].scores()] == [(0, 2, None, 1), (1, 0, 3, 0)]
+    assert "--model models/s --method icr --depth 4" in " ".join(rerank.calls[0])
+
+
+def test_a_finished_cell_is_not_done_again(collection: Path, tmp_path: Path) -> None:
+    words = ["--models", "m=x", "--methods", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "out")]
+    first, second, third = FakeRerank(), FakeRerank(), FakeRerank()
+    matrix.run(parse(*words), execute=first)
+    matrix.run(parse(*words), execute=second)
+    matrix.run(parse(*words, "--restart"), execute=third)
+    assert (len(first.calls), len(second.calls), len(third.calls)) == (1, 0, 1)
+    assert "--restart" in third.calls[0]
+
+
+def test_a_failed_cell_stops_nothing_and_is_tried_again(collection: Path, tmp_path: Path) -> None:
+    heads = tmp_path / "heads.json"
+    make_heads((1, 2)).save(heads)
+    words = [
+        "--models",
+        "m=x",
+        "--methods",
+        "core",
+        "icr",
+        "--benchmarks",
+        f"toy={collection}",
+        "--heads",
+        f"core={heads}",
+        "--output",
+        str(tmp_path / "o"),
+    ]
+    assert matrix.run(parse(*words), execute=FakeRerank(fails_on="core")) == 1
+    assert [cell.method for cell in find_cells(tmp_path / "o")] == ["icr"]
+    again = FakeRerank()
+    assert matrix.run(parse(*words), execute=again) == 0
+    assert [call[call.index("--method") + 1] for call in again.calls] == ["core"]
+    assert again.calls[0][again.calls[0].index("--heads") + 1] == str(heads)
+
+
+def test_a_cell_begun_with_other_heads_is_refused(collection: Path, tmp_path: Path) -> None:
+    heads = tmp_path / "heads.json"
+    words = [
+        "--models",
+        "m=x",
+        "--methods",
+        "core",
+        "--benchmarks",
+        f"toy={collection}",
+        "--heads",
+        f"core={heads}",
+        "--output",
+        str(tmp_path / "o"),
+    ]
+    make_heads((1, 2)).save(heads)
+    matrix.run(parse(*words), execute=FakeRerank())
+    make_heads((1, 3)).save(heads)
+    with pytest.raises(InputError, match="begun with another heads_sha256.*--restart"):
+        matrix.run(parse(*words), execute=FakeRerank())
+
+
+def test_orders_and_depths_are_cells_of_their_own(collection: Path, tmp_path: Path) -> None:
+    rerank = FakeRerank()
+    words = ["--models", "m=x", "--methods", "bm25", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o")]
+    matrix.run(parse(*words, "--depths", "2", "4", "--orders", "retriever", "shuffled", "reversed", "--shuffle-seed", "7"), execute=rerank)
+    assert len(find_cells(tmp_path / "o")) == 2 * (1 + 3)
+    told = [" ".join(call) for call in rerank.calls]
+    assert sum("--shuffle 7" in line for line in told) == 2
+    assert sum("--order reversed" in line for line in told) == 2
+
+
+def test_a_dry_run_does_nothing(collection: Path, tmp_path: Path) -> None:
+    rerank = FakeRerank()
+    words = ["--models", "m=x", "--methods", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o"), "--dry-run"]
+    assert matrix.run(parse(*words), execute=rerank) == 0
+    assert not rerank.calls
+    assert not (tmp_path / "o").exists()
+
+
+def test_shards_cover_every_cell_once(collection: Path, tmp_path: Path) -> None:
+    words = ["--models", "a=x", "b=y", "--methods", "bm25", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o")]
+    done: list[str] = []
+    for index in range(3):
+        rerank = FakeRerank()
+        matrix.run(parse(*words, "--shard", f"{index}/3"), execute=rerank)
+        done += [call[call.index("--output") + 1] for call in rerank.calls]
+    assert len(done) == len(set(done)) == 2
+    assert len(find_cells(tmp_path / "o")) == 3
+
+
+def test_shards_come_from_the_flag_torchrun_or_slurm() -> None:
+    assert parse_shard("1/4", {"RANK": "0", "WORLD_SIZE": "2"}) == (1, 4)
+    assert parse_shard(None, {"RANK": "1", "WORLD_SIZE": "2"}) == (1, 2)
+    assert parse_shard(None, {"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_COUNT": "8"}) == (2, 8)
+    assert parse_shard(None, {}) == (0, 1)
+    with pytest.raises(InputError, match="I from 0 to N-1"):
+        parse_shard("4/4", {})
+
+
+def test_models_have_names_and_seeds() -> None:
+    assert parse_model("runs/hf") == MatrixModel("hf", "runs/hf")
+    assert parse_model("mine@3=runs/hf") == MatrixModel("mine", "runs/hf", 3)
+    with pytest.raises(InputError, match="must be a number"):
+        parse_model("mine@x=runs/hf")
+
+
+def test_seeds_get_directories_of_their_own(collection: Path) -> None:
+    benchmark = MatrixBenchmark("toy", collection, 20, ("nDCG@10",))
+    cells = plan_cells([parse_model("m@1=x"), parse_model("m@2=y")], ["icr"], [benchmark], {})
+    assert [cell.folder.name for cell in cells] == ["icr-seed1", "icr-seed2"]
+    with pytest.raises(InputError, match="two cells would share toy/top20-retriever/m/icr"):
+        plan_cells([parse_model("m=x"), parse_model("m=y")], ["icr"], [benchmark], {})
+
+
+def test_heads_are_found_by_model_and_method_or_inside_the_model(tmp_path: Path) -> None:
+    make_heads((0, 1)).save(tmp_path / "a.json")
+    make_heads((0, 2)).save(tmp_path / "b.json")
+    model = MatrixModel("m", str(tmp_path))
+    heads = {"core": str(tmp_path / "a.json"), "m/core": str(tmp_path / "b.json")}
+    assert find_heads(model, "core", heads) == str(tmp_path / "b.json")
+    assert find_heads(MatrixModel("n", "y"), "core", heads) == str(tmp_path / "a.json")
+    assert find_heads(model, "icr", heads) is None
+    with pytest.raises(InputError, match=r"select-heads --method entropy.*--heads m/headrank=heads.json"):
+        find_heads(model, "headrank", {})
+    (tmp_path / "headrank.json").write_text("{}")
+    assert find_heads(model, "headrank", {}) is None
+    assert find_heads(model, "headrank+control", {"headrank+control": str(tmp_path / "a.json")}) == str(tmp_path / "a.json")
+
+
+def test_registered_names_come_from_the_resolver(collection: Path, tmp_path: Path) -> None:
+    def resolver(name: str) -> MatrixBenchmark:
+        return MatrixBenchmark(name, collection, 2, ("recall@2", "R@5"), "skip")
+
+    words = ["--models", "m=x", "--methods", "icr", "--benchmarks", "hotpotqa", "--output", str(tmp_path / "o")]
+    assert matrix.run(parse(*words), find_benchmark=resolver, execute=FakeRerank()) == 0
+    (cell,) = find_cells(tmp_path / "o")
+    assert (cell.benchmark, list(cell.metrics["measures"]), cell.condition) == ("hotpotqa", ["R@2", "R@5"], (2, "retriever"))
+    with pytest.raises(InputError, match="not a folder; write NAME=DIR"):
+        matrix.run(parse(*words), execute=FakeRerank())
+
+
+def test_only_restricts_rerank_and_measures_alike(collection: Path, tmp_path: Path) -> None:
+    (tmp_path / "ids.txt").write_text("1\n")
+    rerank = FakeRerank()
+    words = ["--models", "m=x", "--methods", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o")]
+    matrix.run(parse(*words, "--only", str(tmp_path / "ids.txt")), execute=rerank)
+    (cell,) = find_cells(tmp_path / "o")
+    assert set(cell.per_query("nDCG@10")) == {"1"}
+    assert rerank.calls[0][rerank.calls[0].index("--only") + 1] == str(tmp_path / "ids.txt")
+    assert json.loads((cell.path / "cell.json").read_text())["only"] == ["1"]
+
+
+def test_bad_names_are_refused_before_anything_runs(collection: Path, tmp_path: Path) -> None:
+    base = ["--models", "m=x", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o"), "--methods"]
+    with pytest.raises(InputError, match="'magic' is not one of"):
+        matrix.run(parse(*base, "magic"), execute=FakeRerank())
+    with pytest.raises(InputError, match="write METHOD=FILE"):
+        matrix.run(parse(*base, "icr", "--heads", "heads.json"), execute=FakeRerank())
+    with pytest.raises(InputError, match="no such collection folder"):
+        matrix.run(parse("--models", "m=x", "--benchmarks", "toy=nowhere", "--output", "o", "--methods", "icr"), execute=FakeRerank())
+
+
+def test_bm25_on_dl19_is_the_papers_row(shared_data: Path, tmp_path: Path) -> None:
+    words = ["--methods", "bm25", "--benchmarks", f"dl19={shared_data / 'dl19'}", "--output", str(tmp_path / "o")]
+    assert matrix.run(parse(*words)) == 0
+    (cell,) = find_cells(tmp_path / "o")
+    assert round(100 * cell.value("nDCG@10"), 2) == 50.58
