@@ -8,7 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection as Sized
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,8 @@ class PairCounts:
     def to_dict(self) -> dict[str, Any]:
         """The counts as plain values."""
         steps = {f"{high}>{low}": number for (high, low), number in sorted(self.steps.items())}
-        return {**asdict(self), "steps": steps, "pairs": self.pairs, "pairs_per_query": round(self.pairs_per_query, 2)}
+        counted = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "steps"}
+        return {**counted, "steps": steps, "pairs": self.pairs, "pairs_per_query": round(self.pairs_per_query, 2)}
 
 
 def build_pairs(
@@ -84,7 +85,8 @@ def build_pairs(
 ) -> list[PairCounts]:
     """Write the training files of the collections to ``output`` and return the counts, one entry a collection.
 
-    All files appear together at the end or not at all. Queries in ``hold_out`` are left out; with ``only`` all others
+    One collection at a time is in memory: its run, its judgements and the texts of its candidates. All files appear
+    together at the end or not at all. Queries in ``hold_out`` are left out; with ``only`` all others
     are. Only contexts that have a pair are written.
     """
     _check_names(collections)

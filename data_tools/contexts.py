@@ -78,6 +78,39 @@ def iterate_pairs(path: Path) -> Iterator[Pair]:
         yield Pair(names[0], names[1], names[2], names[3], grades[0], grades[1])
 
 
+def iterate_contexts_with_pairs(directory: Path) -> Iterator[tuple[Context, list[tuple[int, int]]]]:
+    """Each context with its pairs as list indices. Both files are read once, side by side: they must be in the same order."""
+    pairs = iterate_pairs(directory / PAIRS_FILE)
+    pair, seen = next(pairs, None), set()
+    for context in iterate_contexts(directory / CONTEXTS_FILE):
+        if context.context_id in seen:
+            raise InputError(f"{directory / CONTEXTS_FILE}: context {context.context_id!r} appears twice; remove one")
+        seen.add(context.context_id)
+        places = {document.doc_id: (index, document.grade) for index, document in enumerate(context.documents)}
+        chosen = []
+        while pair is not None and pair.context_id == context.context_id:
+            chosen.append(_indices(directory, pair, places))
+            pair = next(pairs, None)
+        yield context, chosen
+    if pair is not None:
+        state = "stands after the pairs of a later context" if pair.context_id in seen else f"is not in {CONTEXTS_FILE}"
+        raise InputError(f"{directory / PAIRS_FILE}: context {pair.context_id!r} {state}; both files need the same order of contexts")
+
+
+def _indices(directory: Path, pair: Pair, places: dict[str, tuple[int, int | None]]) -> tuple[int, int]:
+    """The pair's places in its context; ids and grades must be the context's."""
+    found = []
+    for doc_id, grade in ((pair.chosen, pair.chosen_grade), (pair.rejected, pair.rejected_grade)):
+        index, known = places.get(doc_id, (None, None))
+        if index is None or known != grade:
+            state = "is not in" if index is None else f"has grade {grade} here and {known} in"
+            raise InputError(
+                f"{directory / PAIRS_FILE}: document {doc_id!r} {state} context {pair.context_id!r}; build both files together"
+            )
+        found.append(index)
+    return found[0], found[1]
+
+
 def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     for number, line in read_lines(path):
         yield number, parse_object(path, number, line)

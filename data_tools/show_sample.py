@@ -109,15 +109,8 @@ def _table(context: Context, order: list[int], encoded: EncodedContext, pairs: n
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name, justify in (
-        ("prompt", "right"),
-        ("rank", "right"),
-        ("document", "left"),
-        ("grade", "right"),
-        ("tokens", "right"),
-        ("preferred over", "left"),
-    ):
-        table.add_column(name, justify=justify)
+    for name in ("prompt", "rank", "document", "grade", "tokens", "preferred over"):
+        table.add_column(name, justify="left" if name in ("document", "preferred over") else "right")
     for place, (index, (begin, end)) in enumerate(zip(order, encoded.document_spans, strict=True)):
         document = context.documents[index]
         beaten = " ".join(f"[{other + 1}]" for other in pairs[pairs[:, 0] == place, 1])

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_tools.contexts import CONTEXTS_FILE, PAIRS_FILE, Context, Pair, iterate_contexts, iterate_pairs
+from data_tools.contexts import CONTEXTS_FILE, PAIRS_FILE, iterate_contexts_with_pairs
 from data_tools.seeds import generator
 from headrank.errors import InputError
 from headrank.formats import read_json, write_json
@@ -52,7 +52,18 @@ def document_order(encoder: PromptEncoder, context_id: str, num_documents: int, 
 
 
 class TokenCache:
-    """An opened cache; ``permutations`` are the ids whose rows it holds, in order."""
+    """An opened cache; ``permutations`` are the ids whose rows it holds, in order. The arrays are those of _ARRAYS."""
+
+    tokens: np.ndarray
+    rows: np.ndarray
+    spans: np.ndarray
+    orders: np.ndarray
+    grades: np.ndarray
+    documents: np.ndarray
+    pairs: np.ndarray
+    pair_starts: np.ndarray
+    names: np.ndarray
+    name_ends: np.ndarray
 
     def __init__(self, folder: Path, permutations: Sequence[int]) -> None:
         """Map the files of ``folder``; nothing is read until asked for."""
@@ -177,7 +188,7 @@ def _write_rows(directory: Path, encoder: PromptEncoder, permutations: Sequence[
     tokens = documents = pairs = names = 0
     _write(writers, "documents", [0])
     _write(writers, "pair_starts", [0])
-    for chunk in _chunks(_join(directory), max(1, _PROMPTS_PER_CALL // len(permutations))):
+    for chunk in _chunks(iterate_contexts_with_pairs(directory), max(1, _PROMPTS_PER_CALL // len(permutations))):
         orders = [
             [document_order(encoder, context.context_id, len(context.documents), permutation, seed) for permutation in permutations]
             for context, _ in chunk
@@ -224,36 +235,3 @@ def _chunks(items: Iterator, size: int) -> Iterator[list]:
             chunk = []
     if chunk:
         yield chunk
-
-
-def _join(directory: Path) -> Iterator[tuple[Context, list[tuple[int, int]]]]:
-    """Each context with its pairs as list indices. Both files are read once, side by side: they must be in the same order."""
-    pairs = iterate_pairs(directory / PAIRS_FILE)
-    pair, seen = next(pairs, None), set()
-    for context in iterate_contexts(directory / CONTEXTS_FILE):
-        if context.context_id in seen:
-            raise InputError(f"{directory / CONTEXTS_FILE}: context {context.context_id!r} appears twice; remove one")
-        seen.add(context.context_id)
-        places = {document.doc_id: (index, document.grade) for index, document in enumerate(context.documents)}
-        chosen = []
-        while pair is not None and pair.context_id == context.context_id:
-            chosen.append(_indices(directory, pair, places))
-            pair = next(pairs, None)
-        yield context, chosen
-    if pair is not None:
-        state = "stands after the pairs of a later context" if pair.context_id in seen else f"is not in {CONTEXTS_FILE}"
-        raise InputError(f"{directory / PAIRS_FILE}: context {pair.context_id!r} {state}; both files need the same order of contexts")
-
-
-def _indices(directory: Path, pair: Pair, places: dict[str, tuple[int, int | None]]) -> tuple[int, int]:
-    """The pair's places in its context; ids and grades must be the context's."""
-    found = []
-    for doc_id, grade in ((pair.chosen, pair.chosen_grade), (pair.rejected, pair.rejected_grade)):
-        index, known = places.get(doc_id, (None, None))
-        if index is None or known != grade:
-            state = "is not in" if index is None else f"has grade {grade} here and {known} in"
-            raise InputError(
-                f"{directory / PAIRS_FILE}: document {doc_id!r} {state} context {pair.context_id!r}; build both files together"
-            )
-        found.append(index)
-    return found[0], found[1]

@@ -31,7 +31,8 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO]:
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror}); check the folder and its permissions") from error
     try:
-        with os.fdopen(handle, mode, **({} if "b" in mode else {"encoding": "utf-8", "newline": "\n"})) as stream:
+        is_text = "b" not in mode
+        with os.fdopen(handle, mode, encoding="utf-8" if is_text else None, newline="\n" if is_text else None) as stream:
             yield stream
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)

@@ -104,14 +104,14 @@ def _collections(args: argparse.Namespace) -> list[Collection]:
 def format_table(counts: list[PairCounts]) -> str:
     """The table as text: one column a collection, and their sum when there are several."""
     steps = sorted({step for count in counts for step in count.steps})
-    rows: list[tuple[str, list[float]]] = [
+    rows: list[tuple[str, list[int]]] = [
         ("queries", [count.queries for count in counts]),
         ("queries without judgements", [count.unjudged_queries for count in counts]),
         ("queries without pairs", [count.queries_without_pairs for count in counts]),
         ("contexts", [count.contexts for count in counts]),
         ("candidates", [count.documents for count in counts]),
         ("judged candidates", [count.judged_documents for count in counts]),
-        *((f"pairs {high} > {low}", [count.steps[high, low] for count in counts]) for high, low in steps),
+        *[(f"pairs {high} > {low}", [count.steps[high, low] for count in counts]) for high, low in steps],
         ("pairs", [count.pairs for count in counts]),
     ]
     header = [count.name for count in counts] + (["all"] if len(counts) > 1 else [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -10,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from data_tools.pyserini_engine import load_qrels, load_topics, search_pyserini
+from data_tools.retrieve import Bm25Index
 from headrank.commands import main
 from headrank.errors import InputError
-from headrank.formats import Collection
+from headrank.formats import Collection, Document, write_jsonl
 
 TEXTS = {"d1": {"title": "One", "contents": "first text"}, "d2": {"passage": "second text"}, "d3": {"url": "nothing to read"}}
 
@@ -142,3 +144,24 @@ def test_flags_that_pyserini_needs_are_asked_for(capsys: pytest.CaptureFixture[s
     assert "--index" in capsys.readouterr().err
     assert main(["retrieve", "--engine", "pyserini", "--index", "i", "--collection-output", "x"]) == 2
     assert "--qrels-name" in capsys.readouterr().err
+
+
+@pytest.mark.java
+def test_a_real_lucene_index_gives_nearly_the_scores_of_bm25s(tmp_path: Path) -> None:
+    """Run in a process of its own: a Java machine lives as long as its process."""
+    (tmp_path / "input").mkdir()
+    texts = {f"d{n}": " ".join(["flea"] * (n + 1) + ["violin"] * (5 - n)) for n in range(5)}
+    write_jsonl(tmp_path / "input" / "corpus.jsonl", ({"id": doc_id, "contents": text} for doc_id, text in texts.items()))
+    flags = ["--collection", "JsonCollection", "--generator", "DefaultLuceneDocumentGenerator", "--threads", "1", "--storeRaw"]
+    places = ["--input", str(tmp_path / "input"), "--index", str(tmp_path / "index")]
+    subprocess.run([sys.executable, "-m", "pyserini.index.lucene", *flags, *places], check=True, capture_output=True)
+    code = (
+        "import json, sys; from data_tools.pyserini_engine import search_pyserini;"
+        "result = search_pyserini(sys.argv[1], {'q': 'fleas'}, 5); print(json.dumps([result.run, result.documents['d0'].text]))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code, str(tmp_path / "index")], check=True, capture_output=True, text=True)
+    run, text = json.loads(answer.stdout.splitlines()[-1])
+    expected = Bm25Index(Document(doc_id, "", body) for doc_id, body in texts.items()).search("fleas", 5)
+    assert [doc_id for doc_id, _ in run["q"]] == [doc_id for doc_id, _ in expected]
+    assert [score for _, score in run["q"]] == pytest.approx([score for _, score in expected], abs=1e-4)  # Pyserini keeps four digits
+    assert text == texts["d0"]
