@@ -201,7 +201,7 @@ class Collection:
         qrels: str | None = None,
         run: str | None = None,
     ) -> Collection:
-        """Find the files of ``folder``; any single file given by name replaces the folder's."""
+        """Find the files of ``folder``, gzipped or not; any single file given by name replaces the folder's."""
         root = Path(folder) if folder is not None else None
         if root is not None and not root.is_dir():
             raise InputError(f"{root}: no such collection folder; it needs queries.tsv and corpus.jsonl")
@@ -209,10 +209,11 @@ class Collection:
         def locate(given: str | None, *names: str) -> Path | None:
             if given is not None:
                 return Path(given)
-            return next((root / name for name in names if root is not None and (root / name).is_file()), None)
+            spelled = [name + ending for name in names for ending in ("", ".gz")]
+            return next((root / name for name in spelled if root is not None and (root / name).is_file()), None)
 
         queries_path = locate(queries, "queries.tsv")
-        corpus_path = locate(corpus, "corpus.jsonl", "corpus.jsonl.gz")
+        corpus_path = locate(corpus, "corpus.jsonl")
         if queries_path is None or corpus_path is None:
             missing = "queries.tsv" if queries_path is None else "corpus.jsonl (or corpus.jsonl.gz)"
             raise InputError(f"{root or 'collection'}: {missing} is missing; give --collection DIR or the single files")

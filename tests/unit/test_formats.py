@@ -204,3 +204,10 @@ def test_a_collection_names_its_missing_parts(tmp_path: Path) -> None:
     assert [document.doc_id for document in iterate_corpus(collection.corpus_path)] == ["d1", "d2", "3"]
     single = write(tmp_path, json.dumps({"docid": "x", "text": "y"}), "other.jsonl")
     assert list(Collection.open(tmp_path, corpus=str(single)).documents()) == ["x"]
+
+
+def test_every_file_of_a_collection_may_be_gzipped(tmp_path: Path) -> None:
+    for name, content in (("queries.tsv", QUERIES), ("corpus.jsonl", CORPUS), ("qrels.txt", QRELS), ("run.bm25.txt", RUN)):
+        write(tmp_path, gzip.compress(content.encode()), f"{name}.gz")
+    collection = Collection.open(tmp_path)
+    assert (len(collection.queries()), len(collection.documents()), len(collection.qrels()), len(collection.run())) == (2, 3, 2, 2)

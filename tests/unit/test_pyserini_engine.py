@@ -104,6 +104,17 @@ def test_the_command_makes_a_whole_collection_and_never_overwrites_one(
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".made")] == []
 
 
+def test_a_benchmark_is_prepared_from_pyserinis_names(
+    pyserini: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(FakeSearcher, "from_prebuilt_index", classmethod(lambda cls, name: cls(name)))
+    assert main(["benchmark", "prepare", "dl19", "--from", "pyserini", "--home", str(tmp_path / "home")]) == 0
+    assert "Pyserini, index msmarco-v1-passage" in capsys.readouterr().out
+    assert set(Collection.open(tmp_path / "home" / "dl19").run()) == {"1"}
+    assert main(["benchmark", "prepare", "musique", "--from", "pyserini", "--home", str(tmp_path / "home")]) == 2
+    assert "HippoRAG" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("index", "words"), [("unknown", "no prebuilt index of that name"), ("broken", "connection refused")])
 def test_an_index_that_cannot_be_opened_is_named(pyserini: types.ModuleType, index: str, words: str) -> None:
     with pytest.raises(InputError, match=index) as raised:
