@@ -16,6 +16,7 @@ from typing import Any
 
 from headrank.baselines import find_method
 from headrank.errors import InputError
+from headrank.evaluation.measures import Missing
 from headrank.formats import Collection
 
 ORDERS = ("retriever", "reversed", "shuffled")
@@ -29,7 +30,7 @@ class MatrixBenchmark:
     collection: Path
     depth: int
     measures: tuple[str, ...]
-    missing: str = "zero"
+    missing: Missing = "zero"
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ _INK_LUMINANCE = 0.0166
 DPI = 200
 WIDTH = 7.0  # inches: a text column of a report page
 
-_SETTINGS = {
+_SETTINGS: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9.0,
     "axes.titlesize": 10.5,
@@ -133,8 +133,8 @@ def subtitle(axes: Axes, title: str, note: str = "") -> None:
         axes.text(0, 1, note, transform=axes.transAxes, va="bottom", ha="left", color=MUTED, fontsize=8.5, linespacing=1.6)
 
 
-def readable_on(fill: tuple[float, ...]) -> str:
-    """Ink or paper, whichever has the higher WCAG contrast on a fill colour."""
+def readable_on(fill: Any) -> str:
+    """Ink or paper, whichever has the higher WCAG contrast on a fill colour (red, green, blue as fractions)."""
     linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in fill[:3]]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return PAPER if 1.05 / (luminance + 0.05) > (luminance + 0.05) / (_INK_LUMINANCE + 0.05) else INK

@@ -50,7 +50,9 @@ def _row(view: View, passage: Passage, max_words: int) -> str:
 
 def _text(passage: Passage, max_words: int) -> str:
     """Words with their boxes; spaces stay where the text has them; the title is bold."""
-    pieces, title, previous = [], [], 0
+    pieces: list[str] = []
+    title: list[str] = []
+    previous = 0
     for (begin, end), value in list(zip(passage.words, passage.shades(), strict=True))[:max_words]:
         word = latex_escape(passage.text[begin:end])
         shown = rf"\hlc[violet!{round(100 * value)}!white]{{{word}}}" if value >= SHADE_FROM else word
