@@ -35,6 +35,8 @@ def build_policy(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> H
         embedding_init_method=_leave_as_is,
     )
     model = build_model(shape, last_layer=None if config.full_depth else heads.l_max, transformer_config=transformer_config)
+    if config.bf16:
+        model.bfloat16()  # norms too: torch's ignore params_dtype, and the optimizer cannot save a mixture
     if config.full_depth:
         _freeze_unused(model, heads.l_max)
     return model
@@ -139,6 +141,13 @@ def count_parameters(shape: ModelShape, last_layer: int | None = None) -> int:
         return embedding + last_layer * (reading + rest) + reading
     output = shape.hidden + (0 if shape.is_tied else embedding)
     return embedding + shape.layers * (reading + rest) + output
+
+
+def step_flops(shape: ModelShape, last_layer: int, num_tokens: int, sequence_length: float) -> float:
+    """Model FLOPs of forward and backward over some tokens: 6 a weight and token, causal attention counted at half."""
+    matrices = count_parameters(shape, last_layer) - shape.vocab * shape.hidden
+    attention = last_layer * shape.heads * shape.head_dim * sequence_length
+    return 6.0 * num_tokens * (matrices + attention)
 
 
 def saving_report(shape: ModelShape, last_layer: int) -> str:

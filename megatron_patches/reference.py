@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 FORMAT = "headrank-reference/1"
 Entry = tuple[str, int]  # context id, permutation
+Gather = Callable[[dict[Entry, np.ndarray]], Iterable[dict[Entry, np.ndarray]]]  # the dictionaries of all ranks
+SECONDS_BETWEEN_LINES = 30.0
 _BLOCK, _MOST_BLOCKS = 1 << 16, 64
 
 
@@ -81,6 +84,14 @@ class ReferenceScores:
         """Whether the sample's context is scored in this order."""
         return (sample.context_id, sample.permutation) in self._scores
 
+    def share(self, gather: Gather) -> None:
+        """Let every rank know what any rank has read: a rank that read a little later may have seen more of a part file.
+
+        Called by all ranks before anything is written, so that all agree on what is missing.
+        """
+        for part in gather(dict(self._scores)):
+            self._scores.update(part)
+
     def compute(
         self,
         samples: Sequence[Sample],
@@ -90,21 +101,23 @@ class ReferenceScores:
         world_size: int = 1,
         is_writer: bool = True,
         barrier: Callable[[], None] = lambda: None,
-        gather: Callable[[dict[Entry, np.ndarray]], Iterable[dict[Entry, np.ndarray]]] = lambda mine: [mine],
+        gather: Gather = lambda mine: [mine],
     ) -> None:
         """Score what is missing, this rank every ``world_size``-th, and share it: afterwards every rank has everything.
 
-        ``gather`` collects the dictionaries of all ranks; ``is_writer`` is one rank of each tensor-parallel group.
+        ``is_writer`` is one rank of each tensor-parallel group.
         """
         missing = [sample for sample in samples if not self.has(sample)]
         mine: dict[Entry, np.ndarray] = {}
         with _appender(self._part(rank) if is_writer and missing else None, self._header()) as append:
+            said = time.monotonic()
             for number, sample in enumerate(missing[rank::world_size], start=1):
                 scores = np.asarray(score(sample), np.float32)
                 mine[sample.context_id, sample.permutation] = scores
                 append(_line(sample.context_id, sample.permutation, scores))
-                if number % 50 == 0:
-                    logger.info("reference scores: %d of %d contexts", number * world_size, len(missing))
+                if time.monotonic() - said > SECONDS_BETWEEN_LINES:
+                    said = time.monotonic()
+                    logger.info("reference scores: %d of %d contexts", min(number * world_size, len(missing)), len(missing))
         for part in gather(mine):
             self._scores.update(part)
         if missing and rank == 0 and is_writer and self.path is not None:

@@ -16,6 +16,7 @@ import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from torch.distributed.checkpoint.api import CheckpointException
 
 from headrank.errors import InputError
 from headrank.formats import write_json
@@ -86,7 +87,14 @@ class RunCheckpoints:
         assert self.config.save is not None
         extra = {"progress": progress, "config": self.config.to_dict(), "heads": self.heads.to_dict()}
         parts = {"optimizer": optimizer, "scheduler": scheduler} if self.config.save_optimizer else {}
-        checkpoint.save_checkpoint(self.config.save, progress["iteration"], model, extra=extra, **parts)
+        try:
+            checkpoint.save_checkpoint(self.config.save, progress["iteration"], model, extra=extra, **parts)
+        except (CheckpointException, OSError, RuntimeError) as error:
+            reason = str(error).strip().splitlines()[-1]
+            raise InputError(
+                f"{self.config.save}: the checkpoint of iteration {progress['iteration']} could not be written (disk full? {reason}); "
+                "make room and start again, earlier checkpoints are untouched"
+            ) from error
         logger.info("saved checkpoint at iteration %d to %s", progress["iteration"], self.config.save)
         self._name_best(progress)
         self._prune(progress["best_iteration"])

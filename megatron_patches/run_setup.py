@@ -8,11 +8,9 @@ import logging
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from megatron.core import parallel_state
 from transformers import AutoTokenizer
 
 from data_tools.training_set import Sample, TrainingSet
@@ -149,6 +147,7 @@ def _reference(
     path = config.reference_cache or (None if config.save is None else str(Path(config.save) / REFERENCE_FILE))
     key = reference_key(config.pretrained_checkpoint or config.model, heads, data, "bf16" if config.bf16 else "fp32")
     reference = ReferenceScores(path, key)
+    reference.share(_gather_scores)
     assert config.train_iters is not None
     needed = list(needed_samples(data, config.train_iters * config.global_batch_size))
     missing = [sample for sample in needed if not reference.has(sample)]
@@ -169,10 +168,10 @@ def _reference(
 
 
 def _gather_scores(mine: dict[Entry, np.ndarray]) -> list[dict[Entry, np.ndarray]]:
-    """Every data-parallel rank's dictionary on every rank."""
-    group: Any = parallel_state.get_data_parallel_group()
-    if group.size() == 1:
+    """Every rank's dictionary on every rank."""
+    world_size = torch.distributed.get_world_size()
+    if world_size == 1:
         return [mine]
-    everyone: list[dict[Entry, np.ndarray]] = [{}] * group.size()
-    torch.distributed.all_gather_object(everyone, mine, group=group)
+    everyone: list[dict[Entry, np.ndarray]] = [{}] * world_size
+    torch.distributed.all_gather_object(everyone, mine)
     return everyone

@@ -19,7 +19,7 @@ from data_tools.training_set import Sample
 from headrank.errors import InputError
 from headrank.heads import HeadSet
 from megatron_patches import device
-from megatron_patches.assembly import data_parallel_rank
+from megatron_patches.assembly import data_parallel_rank, step_flops
 from megatron_patches.batches import Batch
 from megatron_patches.config import TrainingConfig
 from megatron_patches.exits import ExitDecision
@@ -72,10 +72,11 @@ class Window:
     updates: int = 0
     terms: np.ndarray | None = None
     seconds: float = 0.0
+    num_tokens: int = 0
 
     def add(self, result: StepResult, seconds: float) -> None:
         """Count one step; terms only of steps that were taken."""
-        self.steps, self.seconds = self.steps + 1, self.seconds + seconds
+        self.steps, self.seconds, self.num_tokens = self.steps + 1, self.seconds + seconds, self.num_tokens + result.num_tokens
         if result.is_updated:
             values = np.array([result.terms[name] for name in TERMS])
             self.terms = values if self.terms is None else self.terms + values
@@ -178,8 +179,17 @@ def _log(run: Run, result: StepResult, window: Window) -> None:
             grad_norm=result.grad_norm,
             skipped=progress.skipped_iterations,
             nans=progress.nan_iterations,
+            throughput=_throughput(run, window) if run.config.log_throughput else None,
         ),
     )
+
+
+def _throughput(run: Run, window: Window) -> float:
+    """Model TFLOP/s of one rank."""
+    config = run.config
+    length = window.num_tokens / (window.steps * config.num_microbatches * config.micro_batch_size)
+    flops = step_flops(run.model.module.shape, run.heads.l_max, window.num_tokens, length)
+    return flops / config.tensor_parallel / window.seconds / 1e12
 
 
 def _learning_rate(run: Run) -> float:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "TOKENIZERS_PARALLELISM": "false"}
+from tests.distributed.launcher import QUIET_ENVIRONMENT, ROOT, free_port
+
 LIMIT = 240.0  # seconds; a run here takes two or three when the machine is idle
 
 
@@ -45,10 +46,10 @@ class Forge:
     """The parent's side; use as a context manager."""
 
     def __enter__(self) -> Forge:
-        root = str(Path(__file__).parents[2])
-        environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, **QUIET_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
         command = [sys.executable, "-W", "ignore", "-m", "tests.distributed.forge"]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=root)
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -57,11 +58,19 @@ class Forge:
         self.process.wait(timeout=30)
 
     def run(
-        self, argv: Sequence[str], log: Path, *, ranks: int = 1, kill: Kill | None = None, module: str = "pretrain_headrank"
+        self,
+        argv: Sequence[str],
+        log: Path,
+        *,
+        ranks: int = 1,
+        kill: Kill | None = None,
+        module: str = "pretrain_headrank",
+        largest_file: int | None = None,
     ) -> Outcome:
-        """Run ``module``.main(argv) on some ranks and wait for all of them."""
+        """Run ``module``.main(argv) on some ranks and wait for all. ``largest_file`` bytes: writing more fails, as on a full disk."""
         assert self.process.stdin is not None and self.process.stdout is not None
         job = {"argv": list(argv), "log": str(log), "ranks": ranks, "kill": None if kill is None else vars(kill), "module": module}
+        job["largest_file"] = largest_file
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
         reply = self.process.stdout.readline()
@@ -81,9 +90,7 @@ def serve() -> None:
 
 
 def _run(job: dict[str, Any]) -> list[int]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     open(job["log"], "w").close()
     before = _lines(job["kill"]["file"]) if job["kill"] else 0
     children = [_fork(job, rank, port) for rank in range(job["ranks"])]
@@ -129,6 +136,9 @@ def _fork(job: dict[str, Any], rank: int, port: int) -> int:
         os.environ.update(
             RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job["ranks"]), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
         )
+        if job["largest_file"] is not None:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that write() fails instead
+            resource.setrlimit(resource.RLIMIT_FSIZE, (job["largest_file"], job["largest_file"]))
         import importlib
         import traceback
 

@@ -128,6 +128,17 @@ def test_a_torn_checkpoint_is_skipped_with_a_warning(forge, toy, alone, tmp_path
     assert events(tmp_path) == events(alone)
 
 
+def test_a_full_disk_stops_the_run_with_one_line_and_costs_no_earlier_checkpoint(forge, toy, alone, tmp_path):
+    assert forge.run(flags(toy, tmp_path, "--exit-interval", "3"), tmp_path / "log").codes == (0,)
+    before = digest(forge, tmp_path, 3)
+    outcome = forge.run(flags(toy, tmp_path, "--save-interval", "2"), tmp_path / "log", largest_file=100_000)
+    assert outcome.codes == (2,), outcome.said
+    assert "iteration 4 could not be written" in outcome.said and "Traceback" not in outcome.said
+    assert digest(forge, tmp_path, 3) == before
+    assert forge.run(flags(toy, tmp_path), tmp_path / "log").codes == (0,)
+    assert events(tmp_path) == events(alone)
+
+
 def test_only_the_newest_and_the_best_checkpoints_are_kept(forge, toy, tmp_path):
     more = ("--save-interval", "1", "--valid-data-path", str(toy.valid), "--eval-interval", "1")
     assert forge.run(flags(toy, tmp_path, *more), tmp_path / "log").codes == (0,)
@@ -152,6 +163,19 @@ def test_steps_that_are_not_finite_stop_the_run_and_name_the_query(forge, toy, t
     assert outcome.codes == (2, 2), outcome.said
     assert "3 steps in a row" in outcome.said and "iteration 4" in outcome.said and "query q" in outcome.said
     assert len(events(save, "skipped")) == 3
+
+
+@pytest.mark.parametrize("more", [(), ("--use-distributed-optimizer",)], ids=["plain", "distributed-optimizer"])
+def test_bf16_training_resumes_bit_for_bit(forge, toy, tmp_path, more):
+    digests = []
+    for name, interval in (("whole", "10"), ("halves", "3")):
+        save = tmp_path / name
+        command = flags(toy, save, "--bf16", "--exit-interval", interval, *more, iterations=6)
+        for _ in range(6 // int(interval) or 1):
+            outcome = forge.run(command, tmp_path / "log", ranks=2)
+            assert outcome.codes == (0, 0), outcome.said
+        digests.append((digest(forge, save, 6), [row["total"] for row in events(save)]))
+    assert digests[0] == digests[1]
 
 
 def test_a_checkpoint_of_other_heads_is_refused(forge, toy, tmp_path):

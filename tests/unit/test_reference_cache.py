@@ -81,6 +81,16 @@ def test_ranks_split_the_work_and_all_know_everything(tmp_path):
     assert len(parts[0]) + len(parts[1]) == len(SAMPLES)
 
 
+def test_ranks_that_read_at_different_moments_agree_on_what_is_missing(tmp_path):
+    early = ReferenceScores(tmp_path / "r.jsonl", KEY)
+    ReferenceScores(tmp_path / "r.jsonl", KEY).compute(SAMPLES[:3], score)
+    late = ReferenceScores(tmp_path / "r.jsonl", KEY)
+    known = [dict(early._scores), dict(late._scores)]
+    for cache in (early, late):
+        cache.share(lambda mine: known)
+    assert [early.has(sample) for sample in SAMPLES] == [late.has(sample) for sample in SAMPLES] == [True] * 3 + [False] * 4
+
+
 def test_a_damaged_file_is_refused(tmp_path):
     (tmp_path / "r.jsonl").write_text(json.dumps({"format": "headrank-reference/1", "key": KEY}) + "\n{torn")
     with pytest.raises(InputError, match="r.jsonl:2"):

@@ -1,0 +1,138 @@
+"""launch/pipeline.sh and launch/ablations.sh with a stand-in for python: what runs, what is skipped, what is done again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+STAND_IN = """#!/usr/bin/env bash
+echo "$*" >>"$CALLS"
+output= save=
+args=("$@")
+for ((i = 0; i < ${#args[@]}; i++)); do
+    case ${args[i]} in --output) output=${args[i+1]} ;; --save) save=${args[i+1]} ;; esac
+done
+case " $* " in
+    *" pairs "*) mkdir -p "$output" && touch "$output/pairs.summary.json" ;;
+    *" select-heads "*) touch "$output" ;;
+    *" export-hf "*) mkdir -p "$output" && touch "$output/config.json" ;;
+    *" rerank "*) mkdir -p "$(dirname "$output")" && touch "$output" ;;
+    *pretrain_headrank.py*) mkdir -p "$save" && touch "$save/state"
+        [[ -n ${STOP_EARLY:-} ]] || touch "$save/training_complete.json" ;;
+esac
+"""
+
+
+class Pipeline:
+    """A collection, an output directory and the calls that were made."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.calls, self.output = folder, folder / "calls", folder / "out"
+        (folder / "collection").mkdir()
+        for name in ("qrels.txt", "run.bm25.txt"):
+            (folder / "collection" / name).write_text("x\n")
+        (folder / "held.qids").write_text("q1\n")
+        python = folder / "python"
+        python.write_text(STAND_IN)
+        python.chmod(0o755)
+
+    def run(self, *flags: str, script: str = "pipeline.sh", **variables: str) -> tuple[int, list[str], str]:
+        """Exit code, the kinds of the calls made, and what was printed."""
+        self.calls.write_text("")
+        settings = {"COLLECTION": str(self.folder / "collection"), "OUTPUT": str(self.output), "HELD_OUT": str(self.folder / "held.qids")}
+        environment = {**os.environ, **settings, "PYTHON": str(self.folder / "python"), "CALLS": str(self.calls), **variables}
+        done = subprocess.run([ROOT / "launch" / script, *flags], env=environment, capture_output=True, text=True, check=False)
+        kinds = ("pairs", "select-heads", "pretrain_headrank.py", "export-hf", "rerank", "evaluate")
+        made = [next(kind for kind in kinds if kind in call.split()) for call in self.calls.read_text().splitlines()]
+        return done.returncode, made, done.stdout + done.stderr
+
+
+@pytest.fixture
+def pipeline(tmp_path):
+    return Pipeline(tmp_path)
+
+
+WHOLE = ["pairs", "pairs", "select-heads", "pretrain_headrank.py", "export-hf", "select-heads", "export-hf"]
+
+
+def test_the_phases_run_in_order_and_a_second_run_does_nothing(pipeline):
+    assert pipeline.run()[:2] == (0, WHOLE)
+    code, made, said = pipeline.run()
+    assert (code, made) == (0, []) and said.count("done before") == len(WHOLE)
+
+
+def test_a_changed_setting_repeats_its_phase_and_those_after_it(pipeline):
+    pipeline.run()
+    (pipeline.output / "round-1/train/state").write_text("of the old learning rate")
+    assert pipeline.run(LR="5e-5")[:2] == (0, WHOLE[3:])
+    assert (pipeline.output / "round-1/train/state").read_text() == "", "checkpoints of another command must not be resumed"
+
+
+def test_changed_judgements_repeat_everything(pipeline):
+    pipeline.run()
+    (pipeline.folder / "collection/qrels.txt").write_text("y\n")
+    assert pipeline.run()[1] == WHOLE
+
+
+def test_a_missing_output_is_made_again(pipeline):
+    pipeline.run()
+    (pipeline.output / "model/config.json").unlink()
+    assert pipeline.run()[1] == ["export-hf"]
+
+
+def test_interrupted_training_is_continued_not_begun_anew(pipeline):
+    code, made, said = pipeline.run(STOP_EARLY="1")
+    assert (code, made) == (3, WHOLE[:4]) and "start the pipeline again" in said
+    (pipeline.output / "round-1/train/state").write_text("a checkpoint")
+    assert pipeline.run()[:2] == (0, WHOLE[3:])
+    assert (pipeline.output / "round-1/train/state").read_text() == "a checkpoint"
+
+
+def test_a_second_round_trains_the_first_rounds_model_with_its_heads(pipeline):
+    code, made, _ = pipeline.run("--rounds", "2")
+    assert (code, made) == (0, [*WHOLE[:6], *WHOLE[3:6], "export-hf"])
+    calls = pipeline.calls.read_text().splitlines()
+    assert "--headrank-model embedded" in calls[3]
+    assert f"--headrank-model {pipeline.output}/round-1/hf --headrank-heads {pipeline.output}/round-1/heads.json" in calls[6]
+    assert f"--base {pipeline.output}/round-1/hf" in calls[-1] and f"--heads {pipeline.output}/round-2/heads.json" in calls[-1]
+
+
+def test_without_held_out_queries_the_last_checkpoint_is_exported(pipeline):
+    _, made, _ = pipeline.run(HELD_OUT="")
+    calls = pipeline.calls.read_text()
+    assert made == WHOLE[1:] and "--valid-data-path" not in calls and "/best" not in calls
+
+
+def test_a_dry_run_prints_and_does_nothing(pipeline):
+    code, made, said = pipeline.run("--bf16", DRY_RUN="1")
+    assert (code, made) == (0, []) and "--bf16" in said and not pipeline.output.exists()
+
+
+def test_a_wrong_number_of_rounds_is_refused(pipeline):
+    assert pipeline.run("--rounds", "none")[0] == 2
+
+
+def test_every_ablation_has_its_switches_and_one_table(pipeline):
+    code, made, said = pipeline.run(script="ablations.sh")
+    assert code == 0, said
+    calls = pipeline.calls.read_text().splitlines()
+    trainings = [call for call in calls if "pretrain_headrank.py" in call]
+    assert len(trainings) == 7 and made.count("evaluate") == 2  # in the retriever's order and shuffled
+    switches = ("--headrank-loss ranknet", "--headrank-all-heads", "--headrank-gamma 0 --headrank-eta 0", "--headrank-beta 0")
+    for switch in switches:
+        assert sum(switch in call for call in trainings) == 1, switch
+    assert sum("--entropy-weight 0" in call for call in calls) == 2  # before and after training
+    assert sum("--random-pairs" in call for call in calls) == 1
+    table = calls[-1]
+    assert all(
+        f" {name}=" in table for name in ("untrained", "control", "full", "sft", "all-heads", "no-gate", "no-alps", "no-omega", "no-prox")
+    )
+
+
+def test_an_unknown_ablation_is_refused(pipeline):
+    code, _, said = pipeline.run(script="ablations.sh", VARIANTS="full no-such")
+    assert code == 2 and "no-such" in said
