@@ -16,12 +16,16 @@ from headrank.formats import Qrels, read_json, write_json, write_jsonl
 
 META = "meta.json"
 FORMAT = "headrank-metrics/1"
+MOST_HEADS = 64
 
 
 def make_metrics(facts: Mapping[str, Any], evaluation: Evaluation, benchmark: str) -> dict[str, Any]:
     """The document: identity first, then measures, costs and provenance as ``headrank rerank --meta`` wrote them."""
     identity = {key: facts.get(key) for key in ("model", "method", "depth", "order", "seed")}
     rest = {key: value for key, value in facts.items() if key not in identity and key != "num_queries"}
+    heads = rest.get("heads")
+    if isinstance(heads, list) and len(heads) > MOST_HEADS:
+        rest["heads"] = f"{len(heads)} heads"  # ICR reads all of them: a list of hundreds would hide the rest
     return {
         "format": FORMAT,
         **identity,

@@ -113,7 +113,8 @@ def sentence(contest: Contest, opponent: str) -> str:
     low, high = pairing.interval
     judged = {"better": "is better than", "worse": "is worse than"}.get(verdict(pairing), "cannot be told from")
     return (
-        f"On {contest.benchmark}, {contest.challenger} {judged} {opponent}: {contest.measure} {100 * mine:.1f} against {100 * theirs:.1f}, "
+        f"On {condition_name(contest)}, {contest.challenger} {judged} {opponent}: "
+        f"{contest.measure} {100 * mine:.1f} against {100 * theirs:.1f}, "
         f"{100 * pairing.difference:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}], {p_text(pairing.p_holm)} (Holm), "
         f"{pairing.wins} queries up, {pairing.losses} down, {pairing.ties} equal."
     )

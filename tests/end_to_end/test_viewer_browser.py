@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from headrank.evaluation.page import Grid, Page, Paragraph, Picture
+from headrank.evaluation.tables import Column, Row, Table, Value
 from headrank.evaluation.viewer.page import to_html
 from tests.browser import Browser, chromium_or_skip
 from tests.view_contents import make_view
@@ -169,6 +171,31 @@ def test_shading_leaves_text_readable(browser: Browser, page: Path) -> None:
     for dark in (False, True):
         browser.open(page, dark=dark)
         assert browser.value(CONTRAST) >= 4.5
+
+
+def test_the_report_page_renders_in_both_themes_without_a_word_on_the_console(browser: Browser, tmp_path: Path) -> None:
+    row = Row("m<1>", "HeadRank", {("dl19", "nDCG@10"): Value(51.1)})
+    report = Page("A report & <more>")
+    picture = save_picture(tmp_path / "figure.png")
+    blocks = [Paragraph("It is <better>.", is_lead=True), Grid("Costs", ("Method", "Seconds"), (("ICR", "1.2"),)), picture]
+    report.add("Did it get better?", [*blocks, Table("t", "Ours", (Column("dl19", "nDCG@10", "DL19"),), (row,))])
+    report.write(tmp_path)
+    browser.errors.clear()
+    for dark, width in ((False, 1200), (True, 420)):
+        browser.open(tmp_path / "report.html", dark=dark, width=width)
+        assert browser.value("document.documentElement.scrollWidth") <= width
+        assert browser.value("document.querySelector('.lead').textContent") == "It is <better>."
+        assert browser.value("document.images[0].naturalWidth") > 0
+    assert browser.names("image") == ["one bar"]
+    assert set(browser.names("table")) == {"Costs", "Ours"}
+    assert browser.errors == []
+
+
+def save_picture(path: Path) -> Picture:
+    from headrank.evaluation.figures import draw_query_changes
+
+    png, _ = draw_query_changes({"1": 0.5}, "nDCG@10", path, "new against old")
+    return Picture(png, "one bar", "A caption")
 
 
 CONTRAST = """(() => {

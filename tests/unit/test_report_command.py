@@ -63,7 +63,7 @@ def test_the_run_page_answers_the_four_questions(run_folder: Path, quick_figures
     markdown = (run_folder / "report" / "report.md").read_text()
     for question in ("Did it get better?", "Where?", "At what cost?", "Which heads?", "How did training go?", "How was this made?"):
         assert f"## {question}" in markdown
-    assert "**On toy, HeadRank is better than BM25: nDCG@10" in markdown
+    assert "**On toy, top 20, HeadRank is better than BM25: nDCG@10" in markdown
     assert "HeadRank is better than CoRe" in markdown
     assert "Shared heads: 2 of 4 (L11-H3, L11-H2)." in markdown
     assert "| 2 | L11-H3 | L11-H3 | ✓ |" in markdown
