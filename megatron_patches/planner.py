@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from megatron_patches.planner_gpus import GIB, Gpu, is_inside_node, wire_bytes
-from megatron_patches.planner_job import Job, Measurement
+from megatron_patches.planner_job import Job
+from megatron_patches.planner_measure import Measurement
 from megatron_patches.planner_meter import Costs
 
 # Ours: CUDA context, NCCL's buffers and cuBLAS workspaces, and what the caching allocator loses to fragmentation.

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from megatron_patches.assembly import count_parameters
 from megatron_patches.planner import Plan
 from megatron_patches.planner_gpus import GIB
-from megatron_patches.planner_job import Job, measure_by_depth
+from megatron_patches.planner_job import Job
+from megatron_patches.planner_measure import measure_by_depth
 from megatron_patches.planner_shapes import KNOWN_MODELS, heads_of
 from megatron_patches.shape import valid_tensor_parallel_sizes
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -111,6 +111,11 @@ class StepMeter(TorchDispatchMode):
         """End the current phase, noting how far memory rose in it, and start another with a fresh peak."""
         self.growth[self.phase] = max(self.growth.get(self.phase, 0), self.peak_bytes - self._start_bytes)
         self.phase, self._start_bytes, self.peak_bytes = phase, self.live_bytes, self.live_bytes
+
+    def announce(self, batch: Any) -> Iterator[Any]:
+        """A data iterator of one micro-batch that starts its phase when it is taken."""
+        self.enter("microbatch")
+        yield batch
 
     def bytes_of(self, tensors: Any) -> int:
         """Bytes of the distinct storages behind these tensors."""

@@ -8,6 +8,7 @@ rank with the most of them stands for all.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,7 +59,7 @@ def _start_fake_process_group(world_size: int, rank: int) -> None:
 
 
 def _substitutes() -> list[Any]:
-    """What a fake group cannot do: real gloo side groups, and objects sent through tensors. Every rank would send the same object."""
+    """What fakes cannot do: real gloo side groups, objects sent through tensors (every rank would send the same), casts in place."""
     real_new_group = torch.distributed.new_group
 
     def new_group(*args: Any, **kwargs: Any) -> Any:
@@ -70,25 +71,47 @@ def _substitutes() -> list[Any]:
     def unchanged(*_: Any, **__: Any) -> None:
         pass
 
+    def bfloat16(module: torch.nn.Module) -> torch.nn.Module:
+        for part in module.modules():
+            for name, parameter in part._parameters.items():
+                if parameter is not None and parameter.dtype != torch.bfloat16:
+                    part._parameters[name] = _converted(parameter)
+        return module
+
     replacements = {
         "new_group": new_group,
         "all_gather_object": all_gather_object,
         "broadcast_object_list": unchanged,
         "barrier": unchanged,
     }
-    return [mock.patch.object(torch.distributed, name, function) for name, function in replacements.items()]
+    patches = [mock.patch.object(torch.distributed, name, function) for name, function in replacements.items()]
+    return [*patches, mock.patch.object(torch.nn.Module, "bfloat16", bfloat16)]
+
+
+def _converted(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+    """A new bfloat16 parameter with the old one's marks: torch exchanges fake parameters in place, which their weak references forbid."""
+    new = torch.nn.Parameter(parameter.detach().to(torch.bfloat16), requires_grad=parameter.requires_grad)
+    new.__dict__.update(parameter.__dict__)
+    return new
 
 
 class _FusedNorms(TorchFunctionMode):
-    """RMSNorm as one operator, under the condition torch has for it on a GPU: input and weight of one type."""
+    """RMSNorm as one kernel, under the condition torch has for it on a GPU: input and weight of one type.
+
+    On a CPU torch takes RMSNorm apart into float32 pieces. LayerNorm, one kernel on both, reads, writes and keeps the same.
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Replace torch.rms_norm, pass everything else on."""
-        if func is torch.rms_norm and args[0].dtype == args[2].dtype:
-            return torch.ops.aten._fused_rms_norm(*args)[0]
-        return func(*args, **(kwargs or {}))
+        """Replace F.rms_norm, pass everything else on."""
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.rms_norm:
+            bound = inspect.signature(func).bind(*args, **kwargs).arguments
+            weight = bound.get("weight")
+            if weight is not None and weight.dtype == bound["input"].dtype:
+                return torch.native_layer_norm(bound["input"], list(bound["normalized_shape"]), weight, None, 1e-6)[0]
+        return func(*args, **kwargs)
 
 
 class _NumbersFromFakes(TorchFunctionMode):

@@ -87,7 +87,8 @@ def make_plans(args: argparse.Namespace) -> list[Plan]:
     from headrank.heads import HeadSet
     from megatron_patches.planner import Data, Plan
     from megatron_patches.planner_gpus import find_gpu
-    from megatron_patches.planner_job import Job, measure, measure_by_depth
+    from megatron_patches.planner_job import Job
+    from megatron_patches.planner_measure import measure, measure_by_depth
     from megatron_patches.planner_shapes import heads_of, shape_of
     from megatron_patches.shape import check_tensor_parallel_size
 
