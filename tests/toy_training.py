@@ -41,20 +41,45 @@ def make_toy_job(directory: Path, *, num_queries: int = 6, num_documents: int = 
     return ToyJob(model, directory / "heads.json", directory / "train", directory / "valid")
 
 
+def make_toy_collection(directory: Path, *, num_queries: int = 8, num_documents: int = 8) -> Path:
+    """The same kind of texts as a collection folder, with query ids for training (all but two) and held out (two)."""
+    directory.mkdir(parents=True)
+    queries, corpus, qrels, run = [], [], [], []
+    for number in range(num_queries):
+        query, documents = _documents(number, num_documents)
+        queries.append(f"q{number}\t{query}\n")
+        for document in documents:
+            name = f"q{number}-{document['doc_id']}"
+            corpus.append(json.dumps({"docid": name, "title": "", "text": document["text"]}) + "\n")
+            qrels.append(f"q{number} 0 {name} {document['grade']}\n")
+            run.append(f"q{number} Q0 {name} {document['rank']} {100 - document['rank']} toy\n")
+    ids = [f"q{number}\n" for number in range(num_queries)]
+    files = {"queries.tsv": queries, "corpus.jsonl": corpus, "qrels.txt": qrels, "run.bm25.txt": run}
+    for name, lines in {**files, "train.qids": ids[:-2], "heldout.qids": ids[-2:]}.items():
+        (directory / name).write_text("".join(lines))
+    return directory
+
+
+def _documents(number: int, num_documents: int) -> tuple[str, list[dict]]:
+    """A query of three words and its documents; a document of grade g holds g of them."""
+    rng = random.Random(number)
+    words = rng.sample(_WORDS, 3)
+    grades = [rng.randrange(4) for _ in range(num_documents - 4)] + [0, 1, 2, 3]
+    documents = []
+    for rank, grade in enumerate(grades, start=1):
+        text = rng.choices(_WORDS, k=6 + rng.randrange(5)) + words[:grade]
+        rng.shuffle(text)
+        documents.append({"doc_id": f"d{rank}", "title": "", "text": " ".join(text), "rank": rank, "grade": grade})
+    return " ".join(words), documents
+
+
 def _write_data(directory: Path, first_query: int, num_queries: int, num_documents: int) -> None:
     directory.mkdir(parents=True)
     with open(directory / "contexts.jsonl", "w") as contexts, open(directory / "pairs.jsonl", "w") as pairs:
         for number in range(first_query, first_query + num_queries):
-            rng = random.Random(number)
-            words = rng.sample(_WORDS, 3)
-            grades = [rng.randrange(4) for _ in range(num_documents - 4)] + [0, 1, 2, 3]
+            query, documents = _documents(number, num_documents)
             names = {"context_id": f"toy/q{number}", "query_id": f"q{number}"}
-            documents = []
-            for rank, grade in enumerate(grades, start=1):
-                text = rng.choices(_WORDS, k=6 + rng.randrange(5)) + words[:grade]
-                rng.shuffle(text)
-                documents.append({"doc_id": f"d{rank}", "title": "", "text": " ".join(text), "rank": rank, "grade": grade})
-            contexts.write(json.dumps({**names, "query": " ".join(words), "documents": documents}) + "\n")
+            contexts.write(json.dumps({**names, "query": query, "documents": documents}) + "\n")
             for chosen in documents:
                 for rejected in documents:
                     if chosen["grade"] == rejected["grade"] + 1:
