@@ -1,6 +1,6 @@
 """The last thing `make demo` prints: one row a method on the held-out queries, and where everything is.
 
-    python examples/demo_table.py runs/demo --collection examples/collection
+python examples/demo_table.py runs/demo --collection examples/collection
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def main() -> None:
     args = parser.parse_args()
     collection = Collection.open(args.collection)
     table = Table(title=f"{collection.name}: held-out queries", caption=best_possible(args.output, collection))
-    for column, justify in (("", "left"), ("NDCG@10", "right"), ("95% interval", "right"), ("seconds a query", "right"), ("layers used", "right")):
-        table.add_column(column, justify=justify)
+    for column in ("", "NDCG@10", "95% interval", "seconds a query", "layers used"):
+        table.add_column(column, justify="right" if column else "left")
     for name, title in ROWS.items():
         facts = read_json(args.output / "heldout" / name / "metrics.json")
         assert isinstance(facts, dict)

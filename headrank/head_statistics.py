@@ -88,8 +88,8 @@ class StatisticsCache:
         """What an earlier run computed, or None; a file cut short by a crash counts as absent."""
         try:
             with np.load(self.path(context, num_layers)) as values:
-                arrays = [values[name] for name in ("raw_LHN", "calibrated_LHN", "entropy_LH")]
-                return HeadStatistics(*arrays, sequence_length=int(values["sequence_length"]))
+                length = int(values["sequence_length"])
+                return HeadStatistics(values["raw_LHN"], values["calibrated_LHN"], values["entropy_LH"], sequence_length=length)
         except (FileNotFoundError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
             return None
 

@@ -11,9 +11,7 @@ from typing import IO, Any
 class PartialResults:
     """Finished queries on disk, one JSON line each, in one file per process; read by all, appended by one."""
 
-    def __init__(
-        self, output: Path, key: str, rank: int, *, restart: bool = False
-    ) -> None:
+    def __init__(self, output: Path, key: str, rank: int, *, restart: bool = False) -> None:
         """Collect what earlier processes finished under the same key; other keys are set aside."""
         self.output, self.key = output, key
         self.done: dict[str, dict[str, Any]] = {}
@@ -26,9 +24,7 @@ class PartialResults:
         self._stream: IO[str] | None = None
 
     def _files(self) -> list[Path]:
-        return sorted(
-            self.output.parent.glob(f"{self.output.name}.partial-{self.key}.*.jsonl")
-        )
+        return sorted(self.output.parent.glob(f"{self.output.name}.partial-{self.key}.*.jsonl"))
 
     def _read(self, path: Path) -> None:
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -43,7 +39,7 @@ class PartialResults:
         if self._stream is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             torn = self._path.exists() and not self._path.read_bytes().endswith(b"\n")
-            self._stream = open(self._path, "a", encoding="utf-8")
+            self._stream = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - stays open from query to query
             if torn:
                 self._stream.write("\n")
         for row in rows:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ class HeadRankReranker:
         ranked = []
         for (_, documents), result in zip(requests, self.score_lists(requests, batch_size=batch_size), strict=True):
             order = sorted(range(len(documents)), key=lambda index: (-result.scores[index], index))[:top_k]
-            rows = [{"corpus_id": index, "score": float(result.scores[index])} for index in order]
+            rows: list[dict[str, Any]] = [{"corpus_id": index, "score": float(result.scores[index])} for index in order]
             if return_documents:
                 rows = [row | {"text": documents[row["corpus_id"]]} for row in rows]
             ranked.append(rows)
@@ -142,10 +143,10 @@ class HeadRankReranker:
         """scores_BN in prompt order: sum over core heads per token, then calibration, then sum over each document."""
         capture = self.reader.read(contexts, self.by_layer)
         layout = capture.layout
-        query_BS = sum(rows.sum(1) for rows in capture.query_rows.values())
+        query_BS = reduce(torch.add, (rows.sum(1) for rows in capture.query_rows.values()))
         if not (self.calibrate and layout.has_calibration):
             return sum_over_documents(query_BS, layout.document_of_token_BS, layout.num_documents)
-        calibration_BS = sum(rows.sum(1) for rows in capture.calibration_rows.values())
+        calibration_BS = reduce(torch.add, (rows.sum(1) for rows in capture.calibration_rows.values()))
         return calibrated_scores(query_BS, calibration_BS, layout.document_of_token_BS, layout.num_documents)
 
     def _finish(self, query: str, context: EncodedContext, order: Sequence[int], row: np.ndarray) -> ListScores:
@@ -192,7 +193,8 @@ class HeadRankReranker:
 
     def __repr__(self) -> str:
         names = ", ".join(head_name(head) for head in self.heads.heads[:8])
-        return f"HeadRankReranker({self.reader.name!r}, {len(self.heads.heads)} heads: {names}, layers {self.layers_used}/{self.reader.num_layers})"
+        depth = f"layers {self.layers_used}/{self.reader.num_layers}"
+        return f"HeadRankReranker({self.reader.name!r}, {len(self.heads.heads)} heads: {names}, {depth})"
 
 
 def _choose_heads(model: str | Path, heads: HeadSet | str | Path | None, prompt: PromptTemplate | None) -> HeadSet:

@@ -163,8 +163,8 @@ class PromptEncoder:
                 return new_text, new_ranges, new_ids, new_offsets
             limit -= max(1, (len(new_ids) - room) // len(spans))  # a cut may split a token in two: take a little more
         raise InputError(
-            f"{len(ranges)} documents do not fit the model's context of {self.max_length} tokens even at {MIN_DOCUMENT_TOKENS} tokens each; "
-            "rank fewer documents (--depth)"
+            f"{len(ranges)} documents do not fit the model's context of {self.max_length} tokens even at {MIN_DOCUMENT_TOKENS} tokens "
+            "each; rank fewer documents (--depth)"
         )
 
 

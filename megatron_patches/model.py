@@ -157,10 +157,10 @@ class HeadRankModel(MegatronModule):
             position_embedding_type="rope",
             tp_group=self.tp_group,
         )
-        options = {"qk_norm": shape.has_qk_norm, "use_transformer_engine": use_transformer_engine}
-        specs = [layer_spec(**options) for _ in range(config.num_layers)]
+        has_norm, use_engine = shape.has_qk_norm, use_transformer_engine
+        specs = [layer_spec(qk_norm=has_norm, use_transformer_engine=use_engine) for _ in range(config.num_layers)]
         if is_truncated:
-            specs[-1] = query_key_layer_spec(**options)
+            specs[-1] = query_key_layer_spec(qk_norm=has_norm, use_transformer_engine=use_engine)
         self.decoder = TransformerBlock(
             config=config,
             spec=TransformerBlockSubmodules(layer_specs=specs, layer_norm=final_norm(use_transformer_engine)),

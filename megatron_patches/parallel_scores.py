@@ -5,6 +5,7 @@ Shapes: B batch, L captured layers, H heads in total, P heads on this rank, K co
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -37,11 +38,12 @@ def core_head_scores(
     group = group or parallel_state.get_tensor_model_parallel_group()
     is_calibrated = layout.has_calibration if is_calibrated is None else is_calibrated
     owner_BS, num_documents = layout.document_of_token_BS, layout.num_documents
-    query_BS = sum(rows.query_rows.sum(dim=1) for rows in captured.rows.values())
+    query_BS = reduce(torch.add, (rows.query_rows.sum(dim=1) for rows in captured.rows.values()))
     if not is_calibrated:
         local_BN = sum_over_documents(query_BS, owner_BS, num_documents)
     else:
-        calibration_BS = sum(rows.calibration_rows.sum(dim=1) for rows in captured.rows.values())
+        calibration = (rows.calibration_rows for rows in captured.rows.values())
+        calibration_BS = reduce(torch.add, (rows.sum(dim=1) for rows in calibration if rows is not None))
         total_BS = (query_BS - calibration_BS).detach().clone()
         if group.size() > 1:
             dist.all_reduce(total_BS, group=group)

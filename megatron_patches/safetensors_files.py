@@ -159,7 +159,7 @@ def write_shard(path: Path, layout: Mapping[str, tuple[torch.dtype, tuple[int, .
                 f"{name}: {tensor.dtype} {tuple(tensor.shape)} is not {layout[name]}"
             )
             stream.seek(8 + len(text) + header[name]["data_offsets"][0])
-            stream.write(memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()))
+            stream.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
             missing.remove(name)
     assert not missing, f"{path}: never given: {sorted(missing)}"
 

@@ -40,7 +40,7 @@ class StepCapture:
 
 
 def niah_attention(
-    module: torch.nn.Module,
+    module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

@@ -10,8 +10,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrank.commands import options
+
+if TYPE_CHECKING:
+    from headrank.heads import HeadSet
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _summary(output: Path, heads: object, is_truncated: bool) -> str:
+def _summary(output: Path, heads: HeadSet | None, is_truncated: bool) -> str:
     if heads is None:
         return f"{output}: full model; no heads were given or stored, so it has no headrank.json (--heads adds it)"
     depth = f"layers 0-{heads.l_max} of {heads.num_layers}" if is_truncated else f"all {heads.num_layers} layers"
