@@ -39,7 +39,7 @@ class Capture:
 
 
 def headrank_attention(
-    module: torch.nn.Module,
+    module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

@@ -55,6 +55,7 @@ class RowCapture(PackedSeqParams):
         """Keep the averaged rows of this layer's heads, if any were asked for."""
         heads = self.local_heads_by_layer.get(layer)
         if heads is not None:
+            assert self.layout is not None, "rows were asked for without a layout"
             index = torch.tensor(list(heads), dtype=torch.long, device=query_BPSD.device)
             self.rows[layer] = mean_row_probabilities(query_BPSD, key_BGSD, self.layout, index, scale)
 
