@@ -120,7 +120,7 @@ def _view(
     )
     scores = reranker.scores(queries[query_id], [{"title": document.title, "text": document.text} for document in documents])
     ranks = {args.first_stage: {row.doc_id: row.rank for row in rows}}
-    ranks |= {name: {row.doc_id: row.rank for row in run.get(query_id, [])} for name, run in others.items()}
+    ranks |= {name: {row.doc_id: row.rank for row in run.get(query_id, [])} for name, run in others.items() if name != args.name}
     return build_view(
         scores,
         documents,

@@ -78,10 +78,14 @@ class CellAnalyses:
                     curves[cell.method] = curve
         return curves
 
-    def costs(self, measure: str) -> list[CostPoint]:
-        """Mean seconds a query and mean measure over the benchmarks that *every* row has, so that no row gains by absence."""
+    def costs(self, measure: str) -> tuple[list[CostPoint], dict[str, float]]:
+        """The rerankers' mean seconds a query and mean measure, and the first stage's mean measure by method.
+
+        Only over the benchmarks that *every* reranker has, so that no row gains by absence. The first stage has no point of its
+        own: nobody timed it here.
+        """
         rows: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
-        for cell in [*self.first_stage, *self.cells]:
+        for cell in self.cells:
             value, seconds = cell.value(measure), cell.metrics.get("seconds_per_query")
             if value is not None and seconds:
                 rows.setdefault((cell.model, cell.method), {}).setdefault(cell.benchmark, []).append((float(seconds), value))
@@ -90,7 +94,13 @@ class CellAnalyses:
         for (model, method), found in rows.items() if shared else ():
             pairs = [pair for name in sorted(shared) for pair in found[name]]
             points.append(CostPoint(mean(pair[0] for pair in pairs), mean(pair[1] for pair in pairs), model, method))
-        return sorted(points, key=lambda point: (point.model, method_order(point.method)))
+        first: dict[str, dict[str, float]] = {}
+        for cell in self.first_stage:
+            value = cell.value(measure)
+            if value is not None and cell.benchmark in shared:
+                first.setdefault(cell.method, {})[cell.benchmark] = value
+        levels = {method: mean(found.values()) for method, found in first.items() if set(found) == shared}
+        return sorted(points, key=lambda point: (point.model, method_order(point.method))), levels
 
     def _panels(self, value_of: Callable[[Cell], float | None]) -> Panels:
         """Average over seeds, leaving out what cannot be computed."""

@@ -122,9 +122,9 @@ def _analysis_blocks(analyses: CellAnalyses, figures: Path, name: str) -> list[B
     blocks += _curve_blocks(analyses, stem)
     measures = list(dict.fromkeys(next(iter(cell.metrics["measures"])) for cell in analyses.cells))
     for measure in measures[:1]:
-        points = analyses.costs(measure)
+        points, levels = analyses.costs(measure)
         if len(points) > 1:
-            png, _ = draw.draw_pareto(points, measure, stem.parent / f"{stem.name}_pareto")
+            png, _ = draw.draw_pareto(points, measure, stem.parent / f"{stem.name}_pareto", levels)
             blocks.append(
                 Picture(
                     png,

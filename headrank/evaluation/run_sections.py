@@ -115,9 +115,9 @@ def cost_blocks(report: RunReport, contests: Sequence[Contest]) -> list[Block]:
             )
         headers = ("Method", "Seconds a query", "Tokens a query", "Peak memory (GiB)", "Layers", "Format success (%)")
         blocks.append(Grid(f"Costs on {condition_name(contest)}", headers, tuple(rows)))
-        points = CellAnalyses(list(contest.cells.values())).costs(contest.measure)
+        points, levels = CellAnalyses(list(contest.cells.values())).costs(contest.measure)
         if len(points) > 1:
-            png, _ = draw_pareto(points, contest.measure, report.figures / f"pareto_{place}")
+            png, _ = draw_pareto(points, contest.measure, report.figures / f"pareto_{place}", levels)
             blocks.append(
                 Picture(
                     png,

@@ -10,6 +10,7 @@ import pytest
 from headrank.commands import main
 from headrank.errors import InputError
 from headrank.evaluation import figures
+from headrank.evaluation.cell_analyses import CellAnalyses
 from headrank.evaluation.cells import find_cells
 from headrank.evaluation.comparison import Settings
 from headrank.evaluation.training_curves import read_training_log
@@ -235,3 +236,13 @@ def test_a_broken_line_in_the_middle_of_a_training_log_is_named(tmp_path: Path) 
     path.write_text('{"event": "train", "iteration": 1, "total": 2.0}\nnot json\n{"event": "valid", "iteration": 1, "ndcg@10": 0.5}\n')
     with pytest.raises(InputError, match=r"metrics.jsonl:2: not a line of a training log"):
         read_training_log(path)
+
+
+def test_costs_count_only_benchmarks_that_every_reranker_has(tmp_path: Path) -> None:
+    folder = make_matrix(tmp_path, benchmarks=("dl19", "nq"))
+    make_cell(folder, "Qwen3-0.6B", "headrank+control", "dl19")  # has no nq
+    cells = find_cells(folder)
+    points, levels = CellAnalyses(cells).costs("nDCG@10")
+    on_dl19 = {cell.method: cell.value("nDCG@10") for cell in cells if cell.benchmark == "dl19"}
+    assert {point.method: point.value for point in points} == {method: value for method, value in on_dl19.items() if method != "bm25"}
+    assert levels == {"bm25": on_dl19["bm25"]}

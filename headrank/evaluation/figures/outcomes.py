@@ -78,8 +78,13 @@ def draw_query_changes(changes: Mapping[str, float], measure: str, path: str | o
         return save_figure(figure, path)
 
 
-def draw_pareto(points: Sequence[CostPoint], measure: str, path: str | os.PathLike[str], note: str = "") -> list[Path]:
-    """Seconds a query (log axis) against a measure; the Pareto frontier is a line through ringed marks. Values are fractions."""
+def draw_pareto(
+    points: Sequence[CostPoint], measure: str, path: str | os.PathLike[str], levels: Mapping[str, float] | None = None
+) -> list[Path]:
+    """Seconds a query (log axis) against a measure; the Pareto frontier is a line through ringed marks. Values are fractions.
+
+    ``levels`` are methods without a time of their own (the first stage), drawn as dotted lines across.
+    """
     frontier = pareto_frontier(points)
     models = list(dict.fromkeys(point.model for point in points if point.model))
     with styled():
@@ -119,6 +124,19 @@ def draw_pareto(points: Sequence[CostPoint], measure: str, path: str | os.PathLi
                 path_effects=halo(),
                 zorder=4,
             )
+        for method, value in (levels or {}).items():
+            axes.axhline(100 * value, color=method_style(method).colour, linestyle=":", linewidth=1.4, zorder=1)
+            axes.annotate(
+                method_name(method),
+                (1, 100 * value),
+                xycoords=("axes fraction", "data"),
+                xytext=(-4, 3),
+                textcoords="offset points",
+                ha="right",
+                fontsize=8,
+                color=MUTED,
+                path_effects=halo(),
+            )
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.margins(x=0.16, y=0.12)
@@ -126,7 +144,7 @@ def draw_pareto(points: Sequence[CostPoint], measure: str, path: str | os.PathLi
         axes.set_xlabel("seconds per query (log)")
         axes.set_ylabel(f"{measure} × 100")
         axes.legend(loc="lower right")
-        subtitle(axes, f"Latency against {measure}", note or "ringed and bold: no method is both faster and better")
+        subtitle(axes, f"Latency against {measure}", "ringed and bold: no method is both faster and better")
         return save_figure(figure, path)
 
 
