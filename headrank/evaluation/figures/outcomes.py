@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from headrank.evaluation.cells import method_name, method_order
@@ -101,42 +102,9 @@ def draw_pareto(
             label="Pareto frontier",
         )
         for point in sorted(points, key=lambda point: method_order(point.method)):
-            style, is_best = method_style(point.method), point in frontier
-            size = 60 + 45 * (models.index(point.model) if point.model in models else 0)
-            axes.scatter(
-                point.seconds,
-                100 * point.value,
-                s=size,
-                color=style.colour,
-                marker=style.marker,
-                zorder=3,
-                edgecolor=INK if is_best else "white",
-                linewidth=1.4 if is_best else 0.6,
-            )
-            name = f"{method_name(point.method)}, {point.model}" if len(models) > 1 and point.model else method_name(point.method)
-            axes.annotate(
-                name,
-                (point.seconds, 100 * point.value),
-                xytext=(7, 5),
-                textcoords="offset points",
-                fontsize=8,
-                fontweight="bold" if is_best else "normal",
-                path_effects=halo(),
-                zorder=4,
-            )
+            _draw_point(axes, point, models, is_best=point in frontier)
         for method, value in (levels or {}).items():
-            axes.axhline(100 * value, color=method_style(method).colour, linestyle=":", linewidth=1.4, zorder=1)
-            axes.annotate(
-                method_name(method),
-                (1, 100 * value),
-                xycoords=("axes fraction", "data"),
-                xytext=(-4, 3),
-                textcoords="offset points",
-                ha="right",
-                fontsize=8,
-                color=MUTED,
-                path_effects=halo(),
-            )
+            _draw_level(axes, method, value)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.margins(x=0.16, y=0.12)
@@ -146,6 +114,37 @@ def draw_pareto(
         axes.legend(loc="lower right")
         subtitle(axes, f"Latency against {measure}", "ringed and bold: no method is both faster and better")
         return save_figure(figure, path)
+
+
+def _draw_point(axes: Axes, point: CostPoint, models: Sequence[str], *, is_best: bool) -> None:
+    """One mark with its name; larger marks are later (larger) models."""
+    style = method_style(point.method)
+    size = 60 + 45 * (models.index(point.model) if point.model in models else 0)
+    edge, width = (INK, 1.4) if is_best else ("white", 0.6)
+    axes.scatter(
+        point.seconds, 100 * point.value, s=size, color=style.colour, marker=style.marker, zorder=3, edgecolor=edge, linewidth=width
+    )
+    name = f"{method_name(point.method)}, {point.model}" if len(models) > 1 and point.model else method_name(point.method)
+    weight = "bold" if is_best else "normal"
+    place, offset = (point.seconds, 100 * point.value), (7, 5)
+    axes.annotate(name, place, xytext=offset, textcoords="offset points", fontsize=8, fontweight=weight, path_effects=halo(), zorder=4)
+
+
+def _draw_level(axes: Axes, method: str, value: float) -> None:
+    """A dotted line across, named at its right end."""
+    axes.axhline(100 * value, color=method_style(method).colour, linestyle=":", linewidth=1.4, zorder=1)
+    place: tuple[float, float] = (1, 100 * value)
+    axes.annotate(
+        method_name(method),
+        place,
+        xycoords=("axes fraction", "data"),
+        xytext=(-4, 3),
+        textcoords="offset points",
+        ha="right",
+        fontsize=8,
+        color=MUTED,
+        path_effects=halo(),
+    )
 
 
 def draw_learning_curves(events: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], path: str | os.PathLike[str]) -> list[Path]:
