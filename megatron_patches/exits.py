@@ -9,6 +9,7 @@ from types import FrameType
 import torch
 
 from megatron_patches.config import TrainingConfig
+from megatron_patches.parallel_scores import largest_on_any_rank
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # the scheduler's kill, and SLURM's warning before it
 
@@ -32,9 +33,7 @@ class ExitDecision:
         minutes = (time.monotonic() - self.started) / 60
         limit = self.config.exit_duration_in_mins
         flags = torch.tensor([self._received, int(limit is not None and minutes > limit)], device=self.device)
-        if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-            torch.distributed.all_reduce(flags, op=torch.distributed.ReduceOp.MAX)  # one rank's clock or signal decides for all
-        number, is_late = flags.tolist()
+        number, is_late = largest_on_any_rank(flags).tolist()  # one rank's clock or signal decides for all
         if number:
             return f"after receiving {signal.Signals(number).name}"
         if is_late:

@@ -1,4 +1,4 @@
-"""The only module with collectives of ours: scores and head statistics over tensor-parallel shards.
+"""The only module with collectives of ours: scores and head statistics over tensor-parallel shards, and the loop's few numbers.
 
 Shapes: B batch, L captured layers, H heads in total, P heads on this rank, K core heads on this rank, S sequence, N documents.
 """
@@ -6,7 +6,7 @@ Shapes: B batch, L captured layers, H heads in total, P heads on this rank, K co
 from __future__ import annotations
 
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -74,3 +74,27 @@ def all_head_statistics(captured: CapturedRows, layout: BranchLayout, *, group: 
     everything_BLHC = torch.cat(gathered, dim=2)
     calibrated_BLHN = everything_BLHC[..., num_documents + 1 :] if layout.has_calibration else None
     return HeadStatistics(everything_BLHC[..., :num_documents], calibrated_BLHN, everything_BLHC[..., num_documents])
+
+
+def sum_over_data_parallel(values: torch.Tensor) -> torch.Tensor:
+    """The sum of every data-parallel rank's numbers, in place. Different before, the same on all of them after; no gradient."""
+    group = parallel_state.get_data_parallel_group()
+    if group.size() > 1:
+        dist.all_reduce(values, group=group)
+    return values
+
+
+def largest_on_any_rank(values: torch.Tensor) -> torch.Tensor:
+    """Element by element the largest of all ranks, in place: what one rank noticed, all know. Different before, the same after."""
+    if dist.get_world_size() > 1:
+        dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    return values
+
+
+def gather_from_all(value: Any) -> list[Any]:
+    """Every rank's plain Python value, in rank order, on every rank; for small things that happen rarely."""
+    if dist.get_world_size() == 1:
+        return [value]
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, value)
+    return everyone

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from transformers import AutoTokenizer
 
@@ -24,7 +23,8 @@ from megatron_patches.batches import Batch, training_batches
 from megatron_patches.config import TrainingConfig
 from megatron_patches.held_out import held_out_samples, score_sample
 from megatron_patches.model import HeadRankModel
-from megatron_patches.reference import Entry, ReferenceScores, needed_samples, reference_key
+from megatron_patches.parallel_scores import gather_from_all
+from megatron_patches.reference import ReferenceScores, needed_samples, reference_key
 from megatron_patches.run_checkpoints import RunCheckpoints, load_start_weights, resolve_start
 from megatron_patches.safetensors_files import local_directory
 from megatron_patches.shape import ModelShape
@@ -147,7 +147,7 @@ def _reference(
     path = config.reference_cache or (None if config.save is None else str(Path(config.save) / REFERENCE_FILE))
     key = reference_key(config.pretrained_checkpoint or config.model, heads, data, "bf16" if config.bf16 else "fp32")
     reference = ReferenceScores(path, key)
-    reference.share(_gather_scores)
+    reference.share(gather_from_all)
     assert config.train_iters is not None
     needed = list(needed_samples(data, config.train_iters * config.global_batch_size))
     missing = [sample for sample in needed if not reference.has(sample)]
@@ -162,16 +162,6 @@ def _reference(
             world_size=config.data_parallel,
             is_writer=is_first_tensor_rank(),
             barrier=torch.distributed.barrier,
-            gather=_gather_scores,
+            gather=gather_from_all,
         )
     return reference
-
-
-def _gather_scores(mine: dict[Entry, np.ndarray]) -> list[dict[Entry, np.ndarray]]:
-    """Every rank's dictionary on every rank."""
-    world_size = torch.distributed.get_world_size()
-    if world_size == 1:
-        return [mine]
-    everyone: list[dict[Entry, np.ndarray]] = [{}] * world_size
-    torch.distributed.all_gather_object(everyone, mine)
-    return everyone

@@ -24,7 +24,7 @@ from headrank.heads import HeadSet
 from headrank.loss_settings import LossSettings
 from headrank.losses import LossTerms, headrank_loss
 from megatron_patches.batches import Batch
-from megatron_patches.parallel_scores import core_head_scores
+from megatron_patches.parallel_scores import core_head_scores, sum_over_data_parallel
 
 TERMS = tuple(field.name for field in fields(LossTerms))  # the order of a metrics vector
 
@@ -93,10 +93,7 @@ def train_step(
         forward_only=False,
     )
     values = torch.stack([report["values"] for report in reports]).mean(dim=0)
-    group = parallel_state.get_data_parallel_group()
-    if group.size() > 1:
-        torch.distributed.all_reduce(values, group=group)
-        values /= group.size()
+    values = sum_over_data_parallel(values) / parallel_state.get_data_parallel_world_size()
     terms = dict(zip(TERMS, values.tolist(), strict=True))
     is_updated, grad_norm = guarded_update(optimizer, is_loss_finite=math.isfinite(terms["total"]))
     bad: tuple[str, ...] = ()

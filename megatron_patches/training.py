@@ -24,6 +24,7 @@ from megatron_patches.batches import Batch
 from megatron_patches.config import TrainingConfig
 from megatron_patches.exits import ExitDecision
 from megatron_patches.held_out import evaluate, score_sample
+from megatron_patches.parallel_scores import gather_from_all, sum_over_data_parallel
 from megatron_patches.run_checkpoints import RunCheckpoints
 from megatron_patches.train_step import TERMS, StepResult, train_step
 from megatron_patches.training_log import MetricsWriter, iteration_line
@@ -134,7 +135,7 @@ def _count(run: Run, result: StepResult) -> None:
     progress.skipped_iterations += 1
     progress.nan_iterations += 1
     progress.nan_streak += 1
-    named = sorted({query_id for queries in _gathered(result.bad_queries) for query_id in queries})
+    named = sorted({query_id for queries in gather_from_all(result.bad_queries) for query_id in queries})
     logger.warning(
         "iteration %d: loss %g, gradient norm %g; step skipped (query %s)",
         progress.iteration,
@@ -148,14 +149,6 @@ def _count(run: Run, result: StepResult) -> None:
             f"{progress.nan_streak} steps in a row had a loss or gradient that is not finite, the last at iteration {progress.iteration} "
             f"with query {', '.join(named)}; look at that query's texts, lower --lr, or raise --headrank-max-nan-steps"
         )
-
-
-def _gathered(queries: tuple[str, ...]) -> list[tuple[str, ...]]:
-    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
-        return [queries]
-    everyone: list[tuple[str, ...]] = [()] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(everyone, queries)
-    return everyone
 
 
 def _record(run: Run, result: StepResult, seconds: float) -> None:
@@ -206,7 +199,7 @@ def evaluate_held_out(run: Run) -> bool:
         partial(score_sample, run.model, heads=run.heads, device=where),
         rank=data_parallel_rank(),
         world_size=run.config.data_parallel,
-        reduce_sum=_sum_over_data_parallel,
+        reduce_sum=_sum_over_ranks,
     )
     run.model.train()
     is_best = progress.iteration > 0 and measured["ndcg@10"] > progress.best_ndcg
@@ -224,15 +217,8 @@ def evaluate_held_out(run: Run) -> bool:
     return is_best
 
 
-def _sum_over_data_parallel(sums: np.ndarray) -> np.ndarray:
-    from megatron.core import parallel_state
-
-    group = parallel_state.get_data_parallel_group()
-    if group.size() == 1:
-        return sums
-    total = torch.from_numpy(sums).to(device.device())
-    torch.distributed.all_reduce(total, group=group)
-    return total.cpu().numpy()
+def _sum_over_ranks(sums: np.ndarray) -> np.ndarray:
+    return sum_over_data_parallel(torch.from_numpy(sums).to(device.device())).cpu().numpy()
 
 
 def _save_if(run: Run, is_wanted: bool) -> bool:
