@@ -42,9 +42,7 @@ def collection(tmp_path: Path) -> Path:
     """Six queries with ten candidates each; every document is shared by all queries."""
     folder = tmp_path / "toy"
     folder.mkdir()
-    (folder / "queries.tsv").write_text(
-        "".join(f"q{i}\twhat is {WORDS[i]}\n" for i in range(6))
-    )
+    (folder / "queries.tsv").write_text("".join(f"q{i}\twhat is {WORDS[i]}\n" for i in range(6)))
     rows = [
         {
             "docid": f"d{i}",
@@ -53,16 +51,8 @@ def collection(tmp_path: Path) -> Path:
         }
         for i, word in enumerate(WORDS)
     ]
-    (folder / "corpus.jsonl").write_text(
-        "".join(json.dumps(row) + "\n" for row in rows)
-    )
-    (folder / "run.bm25.txt").write_text(
-        "".join(
-            f"q{q} Q0 d{(d + q) % 10} {d + 1} {20 - d} bm25\n"
-            for q in range(6)
-            for d in range(10)
-        )
-    )
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "run.bm25.txt").write_text("".join(f"q{q} Q0 d{(d + q) % 10} {d + 1} {20 - d} bm25\n" for q in range(6) for d in range(10)))
     HeadSet(((0, 1), (2, 3)), "test", "tiny", 4, 8).save(folder / "heads.json")
     return folder
 
@@ -83,9 +73,7 @@ def arguments(model: Path, collection: Path, output: Path, *extra: str) -> list[
     ]
 
 
-def test_every_candidate_comes_back_once_and_those_beyond_the_depth_keep_their_order(
-    model: Path, collection: Path, tmp_path: Path
-) -> None:
+def test_every_candidate_comes_back_once_and_those_beyond_the_depth_keep_their_order(model: Path, collection: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.txt"
     scores, meta = tmp_path / "scores.jsonl", tmp_path / "meta.json"
     assert (
@@ -107,15 +95,11 @@ def test_every_candidate_comes_back_once_and_those_beyond_the_depth_keep_their_o
     before, after = read_run(collection / "run.bm25.txt"), read_run(output)
     for query_id, rows in before.items():
         assert {row.doc_id for row in after[query_id]} == {row.doc_id for row in rows}
-        assert [row.doc_id for row in after[query_id][6:]] == [
-            row.doc_id for row in rows[6:]
-        ]
+        assert [row.doc_id for row in after[query_id][6:]] == [row.doc_id for row in rows[6:]]
         written = np.array([row.score for row in after[query_id]], dtype=np.float32)
         assert (np.diff(written) < 0).all(), "no ties in float32"
     lines = [json.loads(line) for line in scores.read_text().splitlines()]
-    assert [line["query_id"] for line in lines] == list(before) and lines[0][
-        "ranks"
-    ] == [1, 2, 3, 4, 5, 6]
+    assert [line["query_id"] for line in lines] == list(before) and lines[0]["ranks"] == [1, 2, 3, 4, 5, 6]
     assert json.loads(meta.read_text())["layers_used"] == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "meta.json",
@@ -143,16 +127,12 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
     assert main(arguments(model, collection, resumed)) == 130
     assert not resumed.exists()
     partial = next(tmp_path.glob("resumed.txt.partial-*"))
-    partial.write_text(
-        partial.read_text() + '{"query_id": "q4", "doc'
-    )  # torn by the kill
+    partial.write_text(partial.read_text() + '{"query_id": "q4", "doc')  # torn by the kill
     again: list[str] = []
     monkeypatch.setattr(
         verb,
         "_score",
-        lambda ranker, batch: (
-            again.extend(r.query_id for r in batch) or list(original(ranker, batch))
-        ),
+        lambda ranker, batch: again.extend(r.query_id for r in batch) or list(original(ranker, batch)),
     )
     assert main(arguments(model, collection, resumed)) == 0
     assert again == ["q3", "q4", "q5"]
@@ -160,9 +140,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
     assert not list(tmp_path.glob("*.partial-*"))
 
 
-def test_two_processes_write_one_file_equal_to_one_process(
-    model: Path, collection: Path, tmp_path: Path
-) -> None:
+def test_two_processes_write_one_file_equal_to_one_process(model: Path, collection: Path, tmp_path: Path) -> None:
     alone, shared = tmp_path / "alone.txt", tmp_path / "shared.txt"
     assert main(arguments(model, collection, alone)) == 0
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -187,29 +165,25 @@ def test_two_processes_write_one_file_equal_to_one_process(
     assert shared.read_text() == alone.read_text()
 
 
-def test_shuffling_changes_the_prompt_but_not_the_set(
-    model: Path, collection: Path, tmp_path: Path
-) -> None:
+def test_shuffling_changes_the_prompt_but_not_the_set(model: Path, collection: Path, tmp_path: Path) -> None:
     straight, shuffled = tmp_path / "a.txt", tmp_path / "b.txt"
     assert main(arguments(model, collection, straight)) == 0
     assert main(arguments(model, collection, shuffled, "--shuffle", "7")) == 0
     one, other = read_run(straight), read_run(shuffled)
-    assert {q: {r.doc_id for r in rows} for q, rows in one.items()} == {
-        q: {r.doc_id for r in rows} for q, rows in other.items()
-    }
+    assert {q: {r.doc_id for r in rows} for q, rows in one.items()} == {q: {r.doc_id for r in rows} for q, rows in other.items()}
     assert one != other
 
 
-def test_rank_llm_requests_go_in_and_out(
-    model: Path, collection: Path, tmp_path: Path
-) -> None:
+def test_rank_llm_requests_go_in_and_out(model: Path, collection: Path, tmp_path: Path) -> None:
     trec, first, second = (
         tmp_path / "run.txt",
         tmp_path / "out.jsonl",
         tmp_path / "again.txt",
     )
-    assert main(arguments(model, collection, trec)) == 0
-    assert main(arguments(model, collection, first)) == 0
+    assert main(arguments(model, collection, first, "--depth", "6")) == 0
+    texts = [row["doc"]["text"] for line in first.read_text().splitlines() for row in json.loads(line)["candidates"]]
+    assert len(texts) == 60 and all(texts), "documents below the depth keep their text"
+    assert main(arguments(model, collection, trec, "--depth", "6")) == 0
     heads = str(collection / "heads.json")
     assert (
         main(
@@ -277,9 +251,7 @@ def test_bad_files_are_one_line_exit_two_and_leave_nothing(
     assert not output.exists() and not list(tmp_path.glob("*.partial-*"))
 
 
-def test_an_empty_document_in_the_corpus_is_ranked_last(
-    model: Path, collection: Path, tmp_path: Path
-) -> None:
+def test_an_empty_document_in_the_corpus_is_ranked_last(model: Path, collection: Path, tmp_path: Path) -> None:
     corpus = (collection / "corpus.jsonl").read_text().splitlines()
     corpus[3] = json.dumps({"docid": "d3", "title": "", "text": ""})
     (collection / "corpus.jsonl").write_text("\n".join(corpus) + "\n")
