@@ -66,11 +66,22 @@ class RunCheckpoints:
         """Load the checkpoint to resume from, if there is one, and return the progress saved with it (empty at the start)."""
         if self.source is None or self.resume_iteration is None:
             return {}
-        if self.is_fresh_start or not self.config.load_optimizer:
+        if self.is_fresh_start:
             checkpoint.load_checkpoint(self.source, model, iteration=self.resume_iteration)
             optimizer.reload_model_params()
             return {}
-        extra = checkpoint.load_checkpoint(self.source, model, optimizer, scheduler, iteration=self.resume_iteration)
+        loaded = optimizer if self.config.load_optimizer else None
+        try:
+            extra = checkpoint.load_checkpoint(self.source, model, loaded, scheduler, iteration=self.resume_iteration)
+        except AssertionError as error:
+            if "OptimizerParamScheduler" not in str(error):
+                raise
+            raise InputError(
+                f"{self.source}: another schedule than the checkpoint's ({error}); give the same flags, or --override-opt-param-scheduler "
+                "to go on with the new ones, or --use-checkpoint-opt-param-scheduler"
+            ) from error
+        if loaded is None:
+            optimizer.reload_model_params()
         _check_same_heads(extra, self.heads, self.source)
         changed = changed_fields(extra["config"], self.config)
         if changed:
@@ -86,9 +97,9 @@ class RunCheckpoints:
         """Save this iteration; then name the best and drop what is older than wanted."""
         assert self.config.save is not None
         extra = {"progress": progress, "config": self.config.to_dict(), "heads": self.heads.to_dict()}
-        parts = {"optimizer": optimizer, "scheduler": scheduler} if self.config.save_optimizer else {}
+        saved = optimizer if self.config.save_optimizer else None
         try:
-            checkpoint.save_checkpoint(self.config.save, progress["iteration"], model, extra=extra, **parts)
+            checkpoint.save_checkpoint(self.config.save, progress["iteration"], model, saved, scheduler, extra)
         except (CheckpointException, OSError, RuntimeError) as error:
             reason = str(error).strip().splitlines()[-1]
             raise InputError(

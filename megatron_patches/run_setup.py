@@ -116,7 +116,9 @@ def _held_out(config: TrainingConfig, shape: ModelShape, heads: HeadSet, data: T
 
 def _announce(config: TrainingConfig, shape: ModelShape, heads: HeadSet, data: TrainingSet, num_held_out: int) -> None:
     """The resolved configuration, once."""
-    logger.info("configuration: %s", json.dumps(config.to_dict(), sort_keys=True))
+    logger.info("configuration:")
+    for name, value in sorted(config.to_dict().items()):
+        logger.info("  %s %s", f"{name} ".ljust(30, "."), json.dumps(value))
     names = " ".join(head_name(head) for head in heads.heads[:16]) + (" ..." if len(heads.heads) > 16 else "")
     logger.info("core heads (%d): %s", len(heads.heads), names)
     logger.info(

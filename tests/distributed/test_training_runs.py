@@ -119,6 +119,46 @@ def test_resuming_at_another_size_continues_the_same_run(forge, toy, alone, tmp_
     assert [row["total"] for row in events(tmp_path)] == pytest.approx([row["total"] for row in events(alone)], abs=SAME_LOSS)
 
 
+def test_an_imported_checkpoint_is_as_good_a_start_as_the_models_own_files(forge, toy, alone, tmp_path):
+    imported = tmp_path / "imported"
+    outcome = forge.run(["import-hf", "--hf", str(toy.model), "--output", str(imported)], tmp_path / "log", module="headrank.commands")
+    assert outcome.codes == (0,), outcome.said
+    for name, flag in (("a", "--pretrained-checkpoint"), ("b", "--load")):
+        outcome = forge.run(flags(toy, tmp_path / name, flag, str(imported)), tmp_path / "log")
+        assert outcome.codes == (0,), outcome.said
+        assert events(tmp_path / name) == events(alone)
+
+
+def test_a_changed_schedule_is_refused_on_resume_unless_it_is_asked_for(forge, toy, tmp_path):
+    assert forge.run(flags(toy, tmp_path, "--exit-interval", "2"), tmp_path / "log").codes == (0,)
+    outcome = forge.run(flags(toy, tmp_path, "--lr", "5e-5"), tmp_path / "log")
+    assert outcome.codes == (2,) and "--override-opt-param-scheduler" in outcome.said and "Traceback" not in outcome.said
+    outcome = forge.run(flags(toy, tmp_path, "--lr", "5e-5", "--override-opt-param-scheduler"), tmp_path / "log")
+    assert outcome.codes == (0,) and "resuming with other settings than the checkpoint's: schedule" in outcome.said
+
+
+def test_weights_can_be_continued_without_the_optimizers_state(forge, toy, tmp_path):
+    assert forge.run(flags(toy, tmp_path, "--exit-interval", "4", "--no-save-optim"), tmp_path / "log").codes == (0,)
+    outcome = forge.run(flags(toy, tmp_path), tmp_path / "log")
+    assert outcome.codes == (2,) and "--no-load-optim" in outcome.said
+    assert forge.run(flags(toy, tmp_path, "--no-load-optim"), tmp_path / "log").codes == (0,)
+    assert [row["iteration"] for row in events(tmp_path)] == list(range(1, STEPS + 1))
+    new = tmp_path / "new"
+    assert forge.run(flags(toy, new, "--load", str(tmp_path), "--finetune", iterations=2), tmp_path / "log").codes == (0,)
+    assert [row["iteration"] for row in events(new)] == [1, 2]
+
+
+def test_tensorboard_gets_what_the_json_lines_get(forge, toy, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    more = ("--tensorboard-dir", str(tmp_path / "board"), "--log-throughput")
+    outcome = forge.run(flags(toy, tmp_path, *more, iterations=3), tmp_path / "log")
+    assert outcome.codes == (0,) and "throughput per GPU (TFLOP/s/GPU)" in outcome.said
+    board = EventAccumulator(str(tmp_path / "board"))
+    board.Reload()
+    assert [event.value for event in board.Scalars("train/total")] == pytest.approx([row["total"] for row in events(tmp_path)], rel=1e-6)
+
+
 def test_a_torn_checkpoint_is_skipped_with_a_warning(forge, toy, alone, tmp_path):
     assert forge.run(flags(toy, tmp_path, "--save-interval", "2", "--exit-interval", "4"), tmp_path / "log").codes == (0,)
     part = next((tmp_path / "iter_0000004").glob("*.distcp"))
