@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(args: argparse.Namespace) -> int:
     """Check everything that can be checked cheaply, then build and train."""
     from megatron_patches import device
-    from megatron_patches.config import check_heads, check_network_flags, config_from
+    from megatron_patches.config import check_backend, check_heads, check_network_flags, config_from
     from megatron_patches.run_setup import load_heads, prepare_run, resolve_model
     from megatron_patches.shape import ModelShape
     from megatron_patches.training import train
@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     set_up_logging(int(os.environ.get("RANK", "0")))
     config = resolve_model(config_from(args, int(os.environ.get("WORLD_SIZE", "1"))))
+    check_backend(args, device.has_cuda())
     shape = ModelShape.from_hf(config.model)
     check_network_flags(args, shape)
     heads = load_heads(config, shape)

@@ -223,6 +223,14 @@ def _check_values(args: argparse.Namespace) -> None:
         raise InputError("--headrank-permutations and --headrank-keep-checkpoints must not be negative")
 
 
+def check_backend(args: argparse.Namespace, has_cuda: bool) -> None:
+    """The backend follows from the machine; asking for the other one is a mistake worth a line."""
+    natural = "nccl" if has_cuda else "gloo"
+    if args.distributed_backend not in (None, natural):
+        machine = "has GPUs" if has_cuda else "has no GPU that torch can use"
+        raise InputError(f"--distributed-backend {args.distributed_backend}: this machine {machine}; use {natural} or remove the flag")
+
+
 def check_network_flags(args: argparse.Namespace, shape: ModelShape) -> None:
     """Refuse network-size flags that contradict the model's own shape."""
     for attribute, ((flag, _), field) in NETWORK_FLAGS.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -190,18 +191,27 @@ def _learning_rate(run: Run) -> float:
     return math.nan if rate is None else float(rate)
 
 
+@contextlib.contextmanager
+def _whole_parameters(run: Run) -> Iterator[None]:
+    """Complete this rank's parameters first: with --overlap-param-gather other ranks' updates arrive only in the next forward pass."""
+    if run.config.overlap_param_gather:
+        run.model.disable_forward_pre_hook(param_sync=True)
+    yield
+    if run.config.overlap_param_gather:
+        run.model.enable_forward_pre_hook()
+
+
 def evaluate_held_out(run: Run) -> bool:
     """Evaluate, log, and tell whether this is the best so far; iteration 0 (the untrained heads) is never kept as best."""
     progress, where = run.progress, device.device()
-    run.model.eval()
-    measured = evaluate(
-        run.held_out,
-        partial(score_sample, run.model, heads=run.heads, device=where),
-        rank=data_parallel_rank(),
-        world_size=run.config.data_parallel,
-        reduce_sum=_sum_over_ranks,
-    )
-    run.model.train()
+    with _whole_parameters(run):
+        measured = evaluate(
+            run.held_out,
+            partial(score_sample, run.model, heads=run.heads, device=where),
+            rank=data_parallel_rank(),
+            world_size=run.config.data_parallel,
+            reduce_sum=_sum_over_ranks,
+        )
     is_best = progress.iteration > 0 and measured["ndcg@10"] > progress.best_ndcg
     if is_best:
         progress.best_iteration, progress.best_ndcg = progress.iteration, measured["ndcg@10"]
@@ -223,6 +233,7 @@ def _sum_over_ranks(sums: np.ndarray) -> np.ndarray:
 
 def _save_if(run: Run, is_wanted: bool) -> bool:
     if is_wanted and run.config.save is not None:
-        run.checkpoints.save(run.model, run.optimizer, run.scheduler, asdict(run.progress))
+        with _whole_parameters(run):
+            run.checkpoints.save(run.model, run.optimizer, run.scheduler, asdict(run.progress))
         return True
     return False

@@ -76,6 +76,16 @@ def test_losses_agree_step_by_step_whatever_the_sizes(forge, toy, alone, tmp_pat
             assert row[name] == pytest.approx(other[name], abs=SAME_LOSS, rel=SAME_LOSS), (row["iteration"], name)
 
 
+def test_overlapped_gathering_saves_and_evaluates_whole_parameters(forge, toy, tmp_path):
+    digests = []
+    for name, overlap in (("with", ("--overlap-grad-reduce", "--overlap-param-gather")), ("without", ())):
+        more = ("--use-distributed-optimizer", "--valid-data-path", str(toy.valid), "--eval-interval", "2", "--bf16", *overlap)
+        outcome = forge.run(flags(toy, tmp_path / name, *more, iterations=4), tmp_path / "log", ranks=2)
+        assert outcome.codes == (0, 0), outcome.said
+        digests.append((digest(forge, tmp_path / name, 4), events(tmp_path / name, "valid")))
+    assert digests[0] == digests[1]
+
+
 def test_killed_at_random_points_ten_times_it_ends_with_the_same_bits(forge, toy, tmp_path):
     iterations, rng = 30, random.Random(7)
     more = ("--save-interval", "2", "--valid-data-path", str(toy.valid), "--eval-interval", "5", "--headrank-permutations", "2")

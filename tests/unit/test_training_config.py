@@ -10,7 +10,7 @@ import pytest
 from headrank.errors import InputError
 from headrank.heads import HeadSet
 from megatron_patches.arguments import HEADRANK_FLAGS, MEGATRON_FLAGS, NETWORK_FLAGS, build_parser, parse_arguments
-from megatron_patches.config import changed_fields, check_heads, check_network_flags, config_from
+from megatron_patches.config import changed_fields, check_backend, check_heads, check_network_flags, config_from
 from megatron_patches.shape import ModelShape
 from tests.tiny_models import tiny_config
 
@@ -92,6 +92,13 @@ def test_network_flags_must_agree_with_the_model():
     check_network_flags(parse_arguments(["--num-layers", "4", "--hidden-size", "64", "--swiglu"]), shape_of_tiny_qwen())
     with pytest.raises(InputError, match="--num-layers 5 contradicts"):
         check_network_flags(parse_arguments(["--num-layers", "5"]), shape_of_tiny_qwen())
+
+
+def test_the_backend_must_fit_the_machine():
+    check_backend(parse_arguments(["--distributed-backend", "gloo"]), has_cuda=False)
+    check_backend(parse_arguments([]), has_cuda=True)
+    with pytest.raises(InputError, match="use gloo"):
+        check_backend(parse_arguments(["--distributed-backend", "nccl"]), has_cuda=False)
 
 
 def test_a_changed_objective_is_noticed_on_resume():
