@@ -15,10 +15,13 @@ TRAIN_QUERIES=${TRAIN_QUERIES:-$COLLECTION/train.qids}
 HELD_OUT_QUERIES=${HELD_OUT_QUERIES:-$COLLECTION/heldout.qids}
 SELECTION_PER_TOPIC=${SELECTION_PER_TOPIC:-1}  # training queries of each topic that head selection looks at
 CORES=$(getconf _NPROCESSORS_ONLN)
+GIGABYTES=$(awk '/MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo 2>/dev/null || echo 16)
 export DEPTH=${DEPTH:-20} TP=${TP:-1} PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-1e-4} EPOCHS=${EPOCHS:-1} GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-2}
-export NPROC=${NPROC:-$((CORES >= 2 * TP ? 2 * TP : TP))} SAVE_INTERVAL=${SAVE_INTERVAL:-10}  # two data-parallel ranks where the cores allow it
+# two data-parallel ranks where cores and memory (5 GB a rank at TP 1) allow it
+export NPROC=${NPROC:-$((CORES >= 2 * TP && GIGABYTES >= 12 ? 2 * TP : TP))} SAVE_INTERVAL=${SAVE_INTERVAL:-1000}
 export PYTHON=${PYTHON:-python} DRY_RUN=${DRY_RUN:-0}
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE} GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-0} TOKENIZERS_PARALLELISM=false
+export PYTHONWARNINGS=${PYTHONWARNINGS:-ignore} # Megatron warns in every process that there is no Transformer Engine
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 HEADRANK=("$PYTHON" -m headrank)
 
@@ -48,7 +51,7 @@ say "phases 1-5: ALPS pairs, head selection, training at TP $TP on $NPROC proces
 export MODEL COLLECTION OUTPUT TRAIN_QUERIES STATISTICS=$OUTPUT/head-statistics
 export SELECT_FLAGS="--only $OUTPUT/selection.qids --no-retriever-order"
 ((CORES < 2 * NPROC)) || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((CORES / NPROC))} # torchrun gives each process one thread otherwise
-launch/pipeline.sh "$@"
+launch/pipeline.sh --no-save-optim "$@" # a third of the disk; a stopped demo trains again from the start
 unset OMP_NUM_THREADS
 
 say "CoRe heads of the untrained model, from the same statistics"
