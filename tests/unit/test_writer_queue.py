@@ -1,50 +1,26 @@
-"""Megatron's private results queue: ours is the one it uses, and it dies with a killed trainer."""
+"""Megatron's private results queue: ours is the one it uses, and it takes no process."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
+import multiprocessing
 
-import pytest
-
-_TRAINER = """
-import time
-from pathlib import Path
 from megatron.core.dist_checkpointing.strategies import filesystem_async
-from megatron_patches import writer_queue
 
-if __name__ == "__main__":
-    writer_queue.prepare_writer_queue()
-    assert filesystem_async._get_write_results_queue() is filesystem_async._results_queue
-    print(writer_queue._manager._process.pid, flush=True)
-    time.sleep(600)
-"""
+from megatron_patches.writer_queue import prepare_writer_queue
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the parent-death signal is Linux's")
-def test_the_queue_server_dies_with_a_killed_trainer(tmp_path) -> None:
-    script = tmp_path / "trainer.py"
-    script.write_text(_TRAINER)
-    trainer = subprocess.Popen(
-        [sys.executable, "-W", "ignore", str(script)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
-    )
-    server = int(trainer.stdout.readline())
-    os.kill(server, 0)  # it is there
-    trainer.send_signal(signal.SIGKILL)
-    trainer.wait(60)
-    for _ in range(600):
-        try:
-            os.kill(server, 0)
-            if Path(f"/proc/{server}/stat").read_text().split()[2] == "Z":
-                return  # dead, waiting for init to collect it
-        except (ProcessLookupError, FileNotFoundError):
-            return
-        time.sleep(0.1)
-    pytest.fail(f"the queue server {server} outlived its trainer")
+def test_megatron_uses_our_queue_and_starts_no_manager_process(monkeypatch) -> None:
+    monkeypatch.setattr(filesystem_async, "_results_queue", None)
+    before = len(multiprocessing.active_children())
+    prepare_writer_queue()
+    ours = filesystem_async._get_write_results_queue()
+    ours.put({"bucket": []})
+    assert ours is filesystem_async._results_queue and ours.get_nowait() == {"bucket": []}
+    assert len(multiprocessing.active_children()) == before
+
+
+def test_a_queue_that_is_already_there_is_kept(monkeypatch) -> None:
+    there = object()
+    monkeypatch.setattr(filesystem_async, "_results_queue", there)
+    prepare_writer_queue()
+    assert filesystem_async._get_write_results_queue() is there
