@@ -162,7 +162,11 @@ def test_two_processes_write_one_file_equal_to_one_process(model: Path, collecti
         timeout=240,
         capture_output=True,
     )
-    assert shared.read_text() == alone.read_text()
+    one, other = read_run(alone), read_run(shared)
+    assert list(one) == list(other)
+    for query_id, rows in one.items():  # the processes use fewer threads each, so sums may differ in the last bit
+        assert [row.doc_id for row in rows] == [row.doc_id for row in other[query_id]]
+        assert np.allclose([row.score for row in rows], [row.score for row in other[query_id]], atol=1e-6)
 
 
 def test_shuffling_changes_the_prompt_but_not_the_set(model: Path, collection: Path, tmp_path: Path) -> None:
