@@ -16,7 +16,9 @@ HELD_OUT_QUERIES=${HELD_OUT_QUERIES:-$COLLECTION/heldout.qids}
 SELECTION_PER_TOPIC=${SELECTION_PER_TOPIC:-1}  # training queries of each topic that head selection looks at
 CORES=$(getconf _NPROCESSORS_ONLN)
 GIGABYTES=$(awk '/MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo 2>/dev/null || echo 16)
-export DEPTH=${DEPTH:-20} TP=${TP:-1} PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-1e-4} EPOCHS=${EPOCHS:-1} GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-2}
+export DEPTH=${DEPTH:-20} TP=${TP:-1} PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-3e-5} EPOCHS=${EPOCHS:-1} GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-2}
+# lists of 12 documents drawn from each query's 20 keep a training step short; reranking sees all 20
+export PAIRS_FLAGS=${PAIRS_FLAGS---sublists 1 --sublist-size 12}
 # two data-parallel ranks where cores and memory (5 GB a rank at TP 1) allow it
 export NPROC=${NPROC:-$((CORES >= 2 * TP && GIGABYTES >= 12 ? 2 * TP : TP))} SAVE_INTERVAL=${SAVE_INTERVAL:-1000}
 export PYTHON=${PYTHON:-python} DRY_RUN=${DRY_RUN:-0}
