@@ -59,7 +59,7 @@ def find_gpu(name: str, **given: float | None) -> Gpu:
     for key, value in values.items():
         if not value > 0:
             raise InputError(f"--gpu-{key.replace('_', '-')} must be above 0")
-    return dataclasses.replace(GPUS[name.lower()], **values)
+    return Gpu(**{**dataclasses.asdict(GPUS[name.lower()]), **values})
 
 
 def wire_bytes(collective: str, message_bytes: float, group_size: int) -> float:

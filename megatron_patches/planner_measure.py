@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from headrank.heads import Head, HeadSet
@@ -67,12 +67,11 @@ def measure(job: Job, recipe: str = "ours") -> Measurement:
         model = wrap_model(config, policy)
         optimizer, _ = build_optimizer(config, model)
         _switch_phase_at_finalisation(policy, meter)
-        if recipe == "ours":
-            step = partial(train_step, model, optimizer, meter.announce(one_pass_batch(job)), job.heads, config.loss, 1)
-        else:
-            step = partial(literal_step, model, reference, optimizer, meter.announce(two_pass_batch(job)), job.heads, config)
         meter.phase = "update"
-        step()
+        if reference is None:
+            train_step(model, optimizer, meter.announce(one_pass_batch(job)), job.heads, config.loss, 1)
+        else:
+            literal_step(model, reference, optimizer, meter.announce(two_pass_batch(job)), job.heads, config)
         return _read(meter, policy, reference_bytes)
 
 
@@ -82,9 +81,14 @@ def measure_by_depth(job: Job, recipe: str = "ours") -> Measurement:
     Exact but for where the core heads' rows are read (all in the last layer read), which costs next to nothing.
     """
 
+    job.config()  # contradictions are refused here as they are by training
+
     def shallow(last_read: int, layers: int) -> Measurement:
         heads = dataclasses.replace(job.heads, heads=_squeezed(job.heads, last_read), num_layers=layers)
-        return measure(dataclasses.replace(job, shape=dataclasses.replace(job.shape, layers=layers), heads=heads), recipe)
+        # the global batch says how often a micro-batch runs, not what it costs: one value for all lets the cache answer
+        batch = job.micro_batch_size * job.data_parallel
+        shape = dataclasses.replace(job.shape, layers=layers)
+        return measure(dataclasses.replace(job, heads=heads, shape=shape, global_batch_size=batch), recipe)
 
     if job.heads.l_max <= DEEP + 1:
         return measure(job, recipe)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from megatron.core.distributed import DistributedDataParallel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from data_tools.training_set import Sample
@@ -40,7 +41,8 @@ def build_full_model(config: TrainingConfig, shape: ModelShape) -> HeadRankModel
         dtype=torch.bfloat16 if config.bf16 else torch.float32,
         recompute=config.recompute,
     )
-    return build_model(shape, transformer_config=transformer_config)
+    model = build_model(shape, transformer_config=transformer_config)
+    return model.bfloat16() if config.bf16 else model  # norms too, as build_policy does
 
 
 def _encoded(job: Job, query_tokens: int, calibration_tokens: int, rows: int) -> EncodedContext:
@@ -103,7 +105,7 @@ def two_pass_scores(model: torch.nn.Module, query: Batch, calibration: Batch, he
 
 
 def literal_step(
-    model: torch.nn.Module,
+    model: DistributedDataParallel,
     reference: HeadRankModel,
     optimizer: Any,
     batches: Iterator[tuple[Batch, Batch]],

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from headrank.commands.options import positive_int
@@ -64,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Measure, then print."""
+    quieten_megatron()
     from megatron_patches.planner_limits import first_limits, smallest_tensor_parallel
 
     plans = make_plans(args)
@@ -80,6 +83,13 @@ def run(args: argparse.Namespace) -> None:
         print(json.dumps(document, indent=2))
         return
     print_plans(plans, limits, smallest, is_searched=not args.no_limits)
+
+
+def quieten_megatron() -> None:
+    """Megatron tells at import which fused kernels this machine lacks; the rehearsed one has its own."""
+    logging.getLogger("megatron").setLevel(logging.ERROR)
+    for category in (UserWarning, FutureWarning):
+        warnings.filterwarnings("ignore", category=category, module=r"megatron\.core")
 
 
 def make_plans(args: argparse.Namespace) -> list[Plan]:
