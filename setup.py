@@ -25,6 +25,7 @@ CORE = [
     "bm25s>=0.2",
     "PyStemmer",
     "ir-measures>=0.4",
+    "scipy",  # the t-test's distribution
     "matplotlib>=3.8",
     "gguf>=0.10",  # reads the embedded model; transformers asks for accelerate along with it
     "accelerate",
