@@ -16,12 +16,13 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
+from megatron_patches import device
 from megatron_patches.attention import FusedHeadRankCoreAttention, HeadRankCoreAttention, QueryKeyAttention
 
 
 def has_transformer_engine() -> bool:
-    """Whether Transformer Engine and its torch extension are installed (an extra, for GPUs)."""
-    return importlib.util.find_spec("transformer_engine_torch") is not None
+    """Whether Transformer Engine can be used: it is an extra, computes on GPUs only, and is of no use without its torch part."""
+    return device.has_cuda() and importlib.util.find_spec("transformer_engine_torch") is not None
 
 
 def layer_spec(*, qk_norm: bool, use_transformer_engine: bool | None = None) -> ModuleSpec:

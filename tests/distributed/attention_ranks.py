@@ -10,6 +10,7 @@ import torch
 from headrank.attention import batch_contexts
 from headrank.spans import EncodedContext
 from megatron_patches import device
+from tests.distributed.conversion_ranks import request
 
 
 def family_scores(directories: list[Path], contexts: list[EncodedContext], heads: dict[int, list[int]]) -> dict[str, Any]:
@@ -36,13 +37,15 @@ def family_scores(directories: list[Path], contexts: list[EncodedContext], heads
     return results
 
 
-def slots(directory: Path, contexts: list[EncodedContext], heads: dict[int, list[int]]) -> dict[str, Any]:
-    """Scores with SDPA, with another module in the fused slot, in bf16; and stock GPTModel with our spec."""
+def slots(directory: Path, contexts: list[EncodedContext], heads: dict[int, list[int]], place: Path) -> dict[str, Any]:
+    """Scores with SDPA, with another module in the fused slot, in bf16; stock GPTModel with our spec, saved its own way, exported."""
+    from megatron.core import dist_checkpointing
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.transformer.dot_product_attention import DotProductAttention
 
     from megatron_patches import layer_spec
     from megatron_patches.attention import FusedHeadRankCoreAttention, HeadRankCoreAttention, RowCapture
+    from megatron_patches.export import export_hf
     from megatron_patches.model import ModelShape, build_model, build_transformer_config
     from megatron_patches.parallel_scores import core_head_scores
     from megatron_patches.weights import load_hf_weights
@@ -104,6 +107,13 @@ def slots(directory: Path, contexts: list[EncodedContext], heads: dict[int, list
             ..., : shape.vocab
         ]
     found["stock rows"] = (first, capture.rows[1][0])
+    saved = place / "megatron" / "iter_0000005"
+    if torch.distributed.get_rank() == 0:
+        saved.mkdir(parents=True)
+        (place / "megatron" / "latest_checkpointed_iteration.txt").write_text("5")
+    torch.distributed.barrier()
+    dist_checkpointing.save({"iteration": 5, "model": stock.sharded_state_dict()}, str(saved))  # layers stacked: no metadata of ours
+    export_hf(request(place / "megatron", directory, place / "hf"))
     device.shutdown()
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from headrank.heads import HeadSet
 from headrank.reader import AttentionReader
@@ -46,8 +47,13 @@ def of_families(models, contexts):
 
 
 @pytest.fixture(scope="module")
-def of_slots(models, contexts):
-    return run_ranks(attention_ranks.slots, 2, models["qwen3"], contexts, HEADS)
+def stock_place(tmp_path_factory):
+    return tmp_path_factory.mktemp("stock")
+
+
+@pytest.fixture(scope="module")
+def of_slots(models, contexts, stock_place):
+    return run_ranks(attention_ranks.slots, 2, models["qwen3"], contexts, HEADS, stock_place)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -85,6 +91,11 @@ def test_stock_megatron_with_our_layer_spec_equals_hugging_face_and_gives_rows(o
         assert torch.equal(result["stock logits"], result["stock logits while capturing"])
         first, found = result["stock rows"]
         assert (found[0] - rows[first : first + found.shape[1]]).abs().max() < SAME_PROBABILITY
+
+
+def test_a_checkpoint_that_stock_megatron_saved_with_stacked_layers_exports_bitwise(of_slots, models, stock_place):
+    expected, found = load_file(models["qwen3"] / "model.safetensors"), load_file(stock_place / "hf" / "model.safetensors")
+    assert set(found) == set(expected) and all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 def test_the_embedded_model_at_tp_3_scores_as_the_transformers_engine(embedded_model):
