@@ -85,7 +85,7 @@ class HeadRankReranker:
 
         The prompt is the heads' own unless one is given. Layers above the deepest head are not loaded.
         """
-        chosen = _choose_heads(model, heads, prompt)
+        chosen = choose_heads(model, heads, prompt)
         chosen.check_fits(*model_size(model), str(model))
         reader = AttentionReader.load(
             model, prompt=prompt or chosen.prompt, last_layer=chosen.l_max, device=device, dtype=dtype, max_length=max_length
@@ -124,30 +124,22 @@ class HeadRankReranker:
 
     def score_lists(self, requests: Sequence[tuple[str, Sequence[DocumentLike]]], *, batch_size: int | None = None) -> list[ListScores]:
         """The scores of each list in the order its documents were given."""
-        pairs = [(query, [_title_and_text(document) for document in documents]) for query, documents in requests]
-        orders = [self.reader.encoder.template.prompt_order(len(documents)) for _, documents in pairs]
-        contexts = self.reader.encoder.encode_many(
-            [(query, [documents[rank] for rank in order]) for (query, documents), order in zip(pairs, orders, strict=True)]
-        )
-        results: list[ListScores | None] = [None] * len(contexts)
-        size = batch_size or self.batch_size
-        by_length = sorted(range(len(contexts)), key=lambda index: contexts[index].length)
-        for start in range(0, len(by_length), size):
-            chosen = by_length[start : start + size]
-            scores_BN = self._scores([contexts[index] for index in chosen]).cpu().numpy()
-            for row, index in enumerate(chosen):
-                results[index] = self._finish(pairs[index][0], contexts[index], orders[index], scores_BN[row])
-        return [result for result in results if result is not None]
+        return [results[0] for results in shared_scores([self], requests, batch_size=batch_size)]
 
-    def _scores(self, contexts: Sequence[EncodedContext]) -> torch.Tensor:
+    def _scores(self, capture: Capture) -> torch.Tensor:
         """scores_BN in prompt order: sum over core heads per token, then calibration, then sum over each document."""
-        capture = self.reader.read(contexts, self.by_layer)
         layout = capture.layout
-        query_BS = reduce(torch.add, (rows.sum(1) for rows in capture.query_rows.values()))
+        query_BS = self._head_sum(capture, capture.query_rows)
         if not (self.calibrate and layout.has_calibration):
             return sum_over_documents(query_BS, layout.document_of_token_BS, layout.num_documents)
-        calibration_BS = reduce(torch.add, (rows.sum(1) for rows in capture.calibration_rows.values()))
+        calibration_BS = self._head_sum(capture, capture.calibration_rows)
         return calibrated_scores(query_BS, calibration_BS, layout.document_of_token_BS, layout.num_documents)
+
+    def _head_sum(self, capture: Capture, rows: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """The core heads' rows added up; the capture may hold other heads too, read for other rankers."""
+        return reduce(
+            torch.add, (_chosen(rows[layer], capture.heads_by_layer[layer], heads).sum(1) for layer, heads in self.by_layer.items())
+        )
 
     def _finish(self, query: str, context: EncodedContext, order: Sequence[int], row: np.ndarray) -> ListScores:
         """Back to the order given; check the numbers; an empty document goes last."""
@@ -197,8 +189,51 @@ class HeadRankReranker:
         return f"HeadRankReranker({self.reader.name!r}, {len(self.heads.heads)} heads: {names}, {depth})"
 
 
-def _choose_heads(model: str | Path, heads: HeadSet | str | Path | None, prompt: PromptTemplate | None) -> HeadSet:
-    """Resolve what the caller gave as ``heads``."""
+def shared_scores(
+    rankers: Sequence[HeadRankReranker], requests: Sequence[tuple[str, Sequence[DocumentLike]]], *, batch_size: int | None = None
+) -> list[list[ListScores]]:
+    """One forward a batch for several rankers on one reader: for each request, the scores of each ranker."""
+    reader = rankers[0].reader
+    if any(ranker.reader is not reader for ranker in rankers):
+        raise ValueError("rankers that share a forward must share the reader")
+    pairs = [(query, [_title_and_text(document) for document in documents]) for query, documents in requests]
+    orders = [reader.encoder.template.prompt_order(len(documents)) for _, documents in pairs]
+    contexts = reader.encoder.encode_many(
+        [(query, [documents[rank] for rank in order]) for (query, documents), order in zip(pairs, orders, strict=True)]
+    )
+    wanted = _union([ranker.by_layer for ranker in rankers])
+    results: list[list[ListScores]] = [[] for _ in contexts]
+    size = batch_size or rankers[0].batch_size
+    by_length = sorted(range(len(contexts)), key=lambda index: contexts[index].length)
+    for start in range(0, len(by_length), size):
+        chosen = by_length[start : start + size]
+        capture = reader.read([contexts[index] for index in chosen], wanted)
+        for ranker in rankers:
+            scores_BN = ranker._scores(capture).cpu().numpy()
+            for row, index in enumerate(chosen):
+                results[index].append(ranker._finish(pairs[index][0], contexts[index], orders[index], scores_BN[row]))
+    return results
+
+
+def _union(wanted: Sequence[Mapping[int, Sequence[int]]]) -> dict[int, list[int]]:
+    """The heads per layer that any of the rankers reads; one ranker keeps its own order."""
+    union: dict[int, list[int]] = {}
+    for by_layer in wanted:
+        for layer, heads in by_layer.items():
+            known = union.setdefault(layer, [])
+            known += [head for head in heads if head not in known]
+    return union
+
+
+def _chosen(rows_BKS: torch.Tensor, captured: Sequence[int], heads: Sequence[int]) -> torch.Tensor:
+    """The rows of ``heads`` among the captured ones."""
+    if list(captured) == list(heads):
+        return rows_BKS
+    return rows_BKS[:, [list(captured).index(head) for head in heads]]
+
+
+def choose_heads(model: str | Path, heads: HeadSet | str | Path | None, prompt: PromptTemplate | None = None) -> HeadSet:
+    """Resolve what the caller gave as ``heads``: a HeadSet, a heads.json, "all", or None for the model's headrank.json."""
     if isinstance(heads, HeadSet):
         return heads
     if heads == "all":

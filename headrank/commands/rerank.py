@@ -11,16 +11,14 @@ import hashlib
 import json
 import logging
 import os
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from headrank.commands import options
+from headrank.commands.rerank_targets import Target, targets_of, write_targets
 from headrank.errors import InputError
-from headrank.files import write_json, write_jsonl
-from headrank.formats import write_run
 from headrank.partial_results import PartialResults
 from headrank.requests import Request, requests_from_collection, requests_from_file
 
@@ -48,6 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--scores", metavar="FILE", help="also write per-document scores as JSON lines, for the analyses of 'headrank report'"
     )
     group.add_argument("--meta", metavar="FILE", help="also write seconds, tokens, heads and versions as JSON")
+    group.add_argument(
+        "--also",
+        action="append",
+        default=[],
+        metavar="DIR=METHOD[:HEADS]",
+        help="another method on the same model, read off the same forward; run.txt, scores.jsonl and meta.json go to DIR; may be repeated",
+    )
     group.add_argument("--tag", default=None, help="run tag (default: the method's name)")
     group.add_argument("--restart", action="store_true", help="forget an interrupted run and begin anew")
     parser.add_argument("--api-base", metavar="URL", help="rankgpt: an OpenAI-compatible endpoint instead of a local model")
@@ -55,49 +60,62 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Rerank and write; returns the exit code."""
+    targets = targets_of(args)
     rank, world_size = _world()
     requests = _requests(args)
-    key = _fingerprint(args, requests)
+    key = _fingerprint(args, targets, requests)
     store = PartialResults(Path(args.output), key, rank, restart=args.restart)
     pending = [request for request in requests if request.query_id not in store.done][rank::world_size]
     if store.done:
         _log.info("%s: %d of %d queries were done before, going on", args.output, len(store.done), len(requests))
     started = time.perf_counter()
-    ranker = _build_ranker(args) if pending or (args.meta and rank == 0) else None
+    rankers = _build_rankers(args, targets) if pending or (rank == 0 and any(target.meta for target in targets)) else []
     loaded = time.perf_counter()
     bar = options.progress(
         _batches(pending, args.batch_size), total=-(-len(pending) // args.batch_size), description="rerank", unit="batch"
     )
     for batch in bar if rank == 0 else _batches(pending, args.batch_size):
-        store.add(_score(ranker, batch))
+        store.add(_score(rankers, batch))
     store.close()
     _barrier(world_size)
     if rank == 0:
         facts = {"load_seconds": loaded - started, "rank_seconds": time.perf_counter() - loaded, "processes": world_size}
-        _write_outputs(args, requests, PartialResults(Path(args.output), key, rank), ranker, facts)
+        finished = PartialResults(Path(args.output), key, rank)
+        write_targets(args, targets, requests, finished.done, rankers, facts)
+        finished.discard()
     _barrier(world_size, last=True)
     return 0
 
 
-def _score(ranker: Any, batch: list[Request]) -> Iterator[dict[str, Any]]:
+def _score(rankers: Sequence[Any], batch: list[Request]) -> Iterator[dict[str, Any]]:
     """One result line per query of a batch; the time of a batch is shared evenly."""
     started = time.perf_counter()
-    lists = ranker.score_lists([(request.query, [{"title": d.title, "text": d.text} for d in request.documents]) for request in batch])
+    lists = [(request.query, [{"title": d.title, "text": d.text} for d in request.documents]) for request in batch]
+    results = [[result] for result in rankers[0].score_lists(lists)] if len(rankers) == 1 else _shared_scores(rankers, lists)
     seconds = (time.perf_counter() - started) / len(batch)
-    for request, result in zip(batch, lists, strict=True):
-        by_rank = sorted(
-            zip(request.candidates, result.scores, _positions(ranker, len(request.candidates)), strict=True), key=lambda row: row[0].rank
+    for request, (result, *others) in zip(batch, results, strict=True):
+        by_rank = sorted(range(len(request.candidates)), key=lambda place: request.candidates[place].rank)
+        positions = _positions(rankers[0], len(by_rank))
+        yield (
+            {
+                "query_id": request.query_id,
+                "doc_ids": [request.candidates[place].doc_id for place in by_rank],
+                "scores": [float(result.scores[place]) for place in by_rank],
+                "ranks": [request.candidates[place].rank for place in by_rank],
+                "positions": [positions[place] for place in by_rank],
+                "seconds": round(seconds, 6),
+                "tokens": result.num_tokens,
+                "is_shortened": bool(result.is_shortened),
+            }
+            | _format_kept(result)
+            | ({"also": [[float(other.scores[place]) for place in by_rank] for other in others]} if others else {})
         )
-        yield {
-            "query_id": request.query_id,
-            "doc_ids": [candidate.doc_id for candidate, _, _ in by_rank],
-            "scores": [float(score) for _, score, _ in by_rank],
-            "ranks": [candidate.rank for candidate, _, _ in by_rank],
-            "positions": [position for _, _, position in by_rank],
-            "seconds": round(seconds, 6),
-            "tokens": result.num_tokens,
-            "is_shortened": bool(result.is_shortened),
-        } | _format_kept(result)
+
+
+def _shared_scores(rankers: Sequence[Any], lists: list[tuple[str, list[dict[str, str]]]]) -> list[list[Any]]:
+    from headrank.reranker import shared_scores
+
+    return shared_scores(rankers, lists)
 
 
 def _format_kept(result: Any) -> dict[str, Any]:
@@ -133,7 +151,26 @@ def _batches(requests: list[Request], size: int) -> Iterator[list[Request]]:
         yield requests[start : start + size]
 
 
-def _build_ranker(args: argparse.Namespace) -> Any:
+def _build_rankers(args: argparse.Namespace, targets: Sequence[Target]) -> list[Any]:
+    """The ranker of every target; several read one model, loaded as deep as the deepest of them needs."""
+    model = options.resolve_model(args.model)
+    if len(targets) == 1:
+        return [_build_ranker(args, model)]
+    from headrank.reader import AttentionReader
+    from headrank.reranker import HeadRankReranker, choose_heads
+
+    sets = [choose_heads(model, "all" if target.method == "icr" else target.heads) for target in targets]
+    selected = [heads.prompt for target, heads in zip(targets, sets, strict=True) if target.method != "icr"] or [sets[0].prompt]
+    prompts = [options.prompt_from(args, prompt) for prompt in selected]
+    if len({prompt.hash for prompt in prompts}) > 1:
+        raise InputError("--also: the heads were chosen with different prompts, and one forward has one; rerank them separately")
+    reader = AttentionReader.load(
+        model, prompt=prompts[0], last_layer=max(heads.l_max for heads in sets), device=args.device, dtype=args.dtype
+    )
+    return [HeadRankReranker(reader, heads, calibrate=not args.no_calibration, batch_size=args.batch_size) for heads in sets]
+
+
+def _build_ranker(args: argparse.Namespace, model: str) -> Any:
     """The method's ranker; --heads and the prompt switches reach every attention method alike."""
     from headrank.baselines import build_ranker
     from headrank.heads import HeadSet
@@ -143,7 +180,7 @@ def _build_ranker(args: argparse.Namespace) -> Any:
     prompt = options.prompt_from(args, heads.prompt if heads else None) if changed else None
     return build_ranker(
         args.method,
-        options.resolve_model(args.model),
+        model,
         heads=heads,
         device=args.device,
         dtype=args.dtype,
@@ -154,7 +191,7 @@ def _build_ranker(args: argparse.Namespace) -> Any:
     )
 
 
-def _fingerprint(args: argparse.Namespace, requests: list[Request]) -> str:
+def _fingerprint(args: argparse.Namespace, targets: Sequence[Target], requests: list[Request]) -> str:
     """A key of everything that decides the result, so that a changed command never continues another's work."""
     digest = hashlib.sha256()
     settings = {
@@ -163,79 +200,13 @@ def _fingerprint(args: argparse.Namespace, requests: list[Request]) -> str:
         if name not in ("output", "scores", "meta", "restart", "tag", "batch_size")
     }
     digest.update(json.dumps(settings, default=str).encode())
-    for path in [Path(args.heads)] if args.heads else []:
+    for path in [Path(target.heads) for target in targets if target.heads]:
         digest.update(path.read_bytes() if path.is_file() else b"")
     for path in sorted(Path(args.model).glob("*")) if Path(args.model).is_dir() else []:
         digest.update(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}".encode())
     for request in requests:
         digest.update(f"{request.query_id}\t{request.query}\t{[c.doc_id for c in request.candidates]}".encode())
     return digest.hexdigest()[:16]
-
-
-def _write_outputs(args: argparse.Namespace, requests: list[Request], store: PartialResults, ranker: Any, facts: dict[str, Any]) -> None:
-    """Write run, scores and facts from the finished lines, then drop the partial files."""
-    tag = args.tag or args.method
-    ranked: dict[str, list[tuple[str, float]]] = {}
-    for request in requests:
-        row = store.done[request.query_id]
-        pairs = sorted(zip(row["doc_ids"], row["scores"], row["ranks"], strict=True), key=lambda item: (-item[1], item[2]))
-        floor = min(score for _, score, _ in pairs)
-        below = [(doc_id, floor - 1.0 - place) for place, doc_id in enumerate(request.rest)]
-        ranked[request.query_id] = [(doc_id, score) for doc_id, score, _ in pairs] + below
-    results = [store.done[request.query_id] for request in requests]
-    if args.scores:
-        write_jsonl(args.scores, results)
-    if args.meta:
-        write_json(args.meta, _facts(args, results, ranker, facts))
-    if args.output.endswith(".jsonl"):
-        from headrank.rank_llm_format import read_candidates_jsonl, write_candidates_jsonl
-
-        wanted = {doc_id for rows in ranked.values() for doc_id, _ in rows}  # also those below the depth, which were not read before
-        texts = read_candidates_jsonl(args.requests)[2] if args.requests else options.open_collection(args).documents(wanted)
-        write_candidates_jsonl(args.output, {request.query_id: request.query for request in requests}, ranked, texts)
-    else:
-        write_run(args.output, ranked, tag)
-    store.discard()
-    shortened = sum(row["is_shortened"] for row in results)
-    note = f"; in {shortened} the documents were shortened to fit the model's context" if shortened else ""
-    print(f"{args.output}: {len(results)} queries reranked by {args.method}{note}", file=sys.stderr)
-
-
-def _facts(args: argparse.Namespace, rows: list[dict[str, Any]], ranker: Any, facts: dict[str, Any]) -> dict[str, Any]:
-    """What the run cost and what it was made with."""
-    from headrank.provenance import peak_memory_bytes, versions
-
-    heads = getattr(ranker, "heads", None)
-    return {
-        "model": args.model,
-        "method": args.method,
-        "depth": args.depth,
-        "order": "shuffled" if args.shuffle is not None else (args.order or "retriever"),
-        "num_queries": len(rows),
-        "seconds_per_query": sum(row["seconds"] for row in rows) / len(rows),
-        "tokens_per_query": sum(row["tokens"] for row in rows) / len(rows),
-        "peak_memory_bytes": peak_memory_bytes(),
-        "layers_used": getattr(ranker, "layers_used", None),
-        "num_layers": ranker.reader.num_layers if hasattr(ranker, "reader") else None,
-        "heads": [list(head) for head in heads.heads] if heads is not None else None,
-        "prompt_hash": ranker.reader.encoder.template.hash if hasattr(ranker, "reader") else None,
-        "success": _success(rows),
-        "versions": versions(),
-        "command": sys.argv[1:],
-        **facts,
-    }
-
-
-def _success(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Format success over all queries, whichever process or earlier run ranked them; None where nothing was generated."""
-    if not any("windows" in row for row in rows):
-        return None
-    from headrank.baselines.rankgpt import ParsedAnswer, SuccessRates
-
-    rates = SuccessRates()
-    for row in rows:
-        rates.add([ParsedAnswer(tuple(range(size)), recovered, strict) for recovered, size, strict in row.get("windows", [])])
-    return rates.to_dict()
 
 
 def _world() -> tuple[int, int]:

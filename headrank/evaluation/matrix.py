@@ -20,7 +20,7 @@ from typing import Any
 from headrank.baselines import METHODS
 from headrank.errors import InputError
 from headrank.evaluation.cells import METRICS, RUN, SCORES, Cell, method_name, read_cell
-from headrank.evaluation.matrix_plan import ORDERS, MatrixBenchmark, MatrixCell, parse_model, parse_shard, plan_cells
+from headrank.evaluation.matrix_plan import ORDERS, MatrixBenchmark, MatrixCell, parse_model, parse_shard, plan_cells, share_forwards
 from headrank.evaluation.measures import evaluate_run, measure_name
 from headrank.evaluation.metrics_file import META, read_facts, write_metrics
 from headrank.formats import Collection, read_json, read_qrels, read_run, write_json, write_jsonl, write_run
@@ -57,6 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--only", metavar="FILE", help="only the query ids in this file")
     how.add_argument("--shuffle-seed", type=int, default=0, help="seed of the shuffled order (default 0)")
     how.add_argument("--shard", metavar="I/N", help="do every N-th cell from the I-th (default: torchrun's or SLURM's own numbers)")
+    how.add_argument(
+        "--share-forward",
+        action="store_true",
+        help="read all attention methods of a model off one forward: the same runs, much sooner, but no seconds of each method",
+    )
     how.add_argument("--restart", action="store_true", help="do finished cells again")
     how.add_argument("--dry-run", action="store_true", help="list the cells and what is done, then stop")
     for flag, meaning in (
@@ -81,46 +86,56 @@ def run(args: argparse.Namespace, find_benchmark: Resolver | None = None, execut
         orders=args.orders,
     )
     index, count = parse_shard(args.shard, os.environ)
-    mine = cells[index::count]
+    groups = share_forwards(cells) if args.share_forward else [[cell] for cell in cells]
+    mine = [cell for group in groups[index::count] for cell in group]
     output = Path(args.output)
     states = {cell.folder: _state(output / cell.folder, cell.settings(_shared(args)), args.restart) for cell in mine}
     _log.info("%d cells, %d of them here, %d already done", len(cells), len(mine), sum(state == "done" for state in states.values()))
     failed = []
-    for number, cell in enumerate(mine, start=1):
-        folder = output / cell.folder
-        if args.dry_run or states[cell.folder] == "done":
-            _log.info("[%d/%d] %s: %s", number, len(mine), cell.folder, states[cell.folder])
-            continue
-        _log.info("[%d/%d] %s: running", number, len(mine), cell.folder)
-        code = run_cell(cell, folder, args, execute or _execute)
+    for group in groups[index::count]:
+        pending = [cell for cell in group if not args.dry_run and states[cell.folder] != "done"]
+        for cell in group:
+            _log.info("[%d/%d] %s: %s", mine.index(cell) + 1, len(mine), cell.folder, "running" if cell in pending else states[cell.folder])
+        code = run_group(pending, output, args, execute or _execute) if pending else 0
         if code:
-            failed.append(cell)
-            _log.error("%s: failed with exit code %d, going on with the others", cell.folder, code)
+            failed += pending
+            _log.error("%s: failed with exit code %d, going on with the others", pending[0].folder, code)
     for line in _summary([read_cell(output / cell.folder) for cell in mine if (output / cell.folder / METRICS).is_file()]):
         _log.info("%s", line)
     return 1 if failed else 0
 
 
-def run_cell(cell: MatrixCell, folder: Path, args: argparse.Namespace, execute: Execute) -> int:
-    """Rerank and measure one cell; returns rerank's exit code."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if args.restart:
-        (folder / METRICS).unlink(missing_ok=True)
-    write_json(folder / SETTINGS, cell.settings(_shared(args)))
-    collection = Collection.open(cell.benchmark.collection)
-    if cell.model is None:
-        _write_first_stage(cell, folder, collection)
+def run_group(cells: Sequence[MatrixCell], output: Path, args: argparse.Namespace, execute: Execute) -> int:
+    """Rerank the cells of one forward in one process and measure each; returns rerank's exit code."""
+    for cell in cells:
+        folder = output / cell.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        if args.restart:
+            (folder / METRICS).unlink(missing_ok=True)
+        write_json(folder / SETTINGS, cell.settings(_shared(args)))
+    first, *others = cells
+    if first.model is None:
+        _write_first_stage(first, output / first.folder, Collection.open(first.benchmark.collection))
     else:
-        code = execute(rerank_arguments(cell, folder, args))
+        words = rerank_arguments(first, output / first.folder, args)
+        for cell in others:
+            words += ["--also", f"{output / cell.folder}={cell.base_method}" + (f":{cell.heads}" if cell.heads else "")]
+        code = execute(words)
         if code:
             return code
+    for cell in cells:
+        _measure(cell, output / cell.folder, args)
+    return 0
+
+
+def _measure(cell: MatrixCell, folder: Path, args: argparse.Namespace) -> None:
+    """metrics.json of a cell whose run is there."""
     facts = read_facts(folder / RUN) | {"method": cell.method, "depth": cell.depth, "order": cell.order}
     facts |= {"model": cell.model.name if cell.model else None, "seed": cell.model.seed if cell.model else None}
-    qrels = read_qrels(collection.qrels_path or cell.benchmark.collection / "qrels.txt")
+    qrels = read_qrels(Collection.open(cell.benchmark.collection).qrels_path or cell.benchmark.collection / "qrels.txt")
     only = _query_ids(args.only)
     evaluation = evaluate_run(read_run(folder / RUN), qrels, cell.benchmark.measures, missing=cell.benchmark.missing, query_ids=only)
     write_metrics(folder / RUN, facts, evaluation, qrels, cell.benchmark.name)
-    return 0
 
 
 def rerank_arguments(cell: MatrixCell, folder: Path, args: argparse.Namespace) -> list[str]:

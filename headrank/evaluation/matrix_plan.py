@@ -113,6 +113,16 @@ def plan_cells(
     return cells
 
 
+def share_forwards(cells: Sequence[MatrixCell]) -> list[list[MatrixCell]]:
+    """The cells grouped by forward: attention methods that read one model over the same lists; every other cell alone."""
+    groups: dict[object, list[MatrixCell]] = {}
+    for cell in cells:
+        is_attention = find_method(cell.base_method).kind == "attention"
+        key = (cell.model, cell.benchmark.name, cell.depth, cell.order) if is_attention else cell.folder
+        groups.setdefault(key, []).append(cell)
+    return list(groups.values())
+
+
 def find_heads(model: MatrixModel, method: str, heads: Mapping[str, str]) -> str | None:
     """The heads.json of a method: given for model/method, for the method, or inside an exported HeadRank model (then None)."""
     known = find_method(method.partition("+")[0])

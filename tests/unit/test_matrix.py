@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from headrank.commands import main
 from headrank.errors import InputError
 from headrank.evaluation import matrix
 from headrank.evaluation.cells import find_cells
 from headrank.evaluation.matrix_plan import MatrixBenchmark, MatrixModel, find_heads, parse_model, parse_shard, plan_cells
 from headrank.formats import read_run, write_json, write_jsonl, write_run
+from headrank.heads import HeadSet
 from tests.result_cells import make_heads
+from tests.tiny_models import make_tiny_model
 from tests.toy_collections import make_collection
 
 
@@ -239,3 +242,28 @@ def test_bm25_on_dl19_is_the_papers_row(shared_data: Path, tmp_path: Path) -> No
     assert matrix.run(parse(*words)) == 0
     (cell,) = find_cells(tmp_path / "o")
     assert round(100 * cell.value("nDCG@10"), 2) == 50.58
+
+
+def test_a_shared_forward_is_one_rerank_for_all_attention_methods_of_a_model(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model")
+    make_collection(tmp_path / "toy", {"1": [0, 2, None, 1], "2": [1, 0, 3, 0]})
+    heads = tmp_path / "heads.json"
+    HeadSet(((0, 1), (2, 3)), "core", "tiny", 4, 8).save(heads)
+    words = ["--models", f"small={folder}", "--methods", "bm25", "icr", "core", "core+again", "--benchmarks", f"toy={tmp_path / 'toy'}"]
+    words += ["--heads", f"core={heads}", f"core+again={heads}", "--depths", "4", "--orders", "retriever", "shuffled"]
+    commands: list[list[str]] = []
+
+    def rerank(arguments: Sequence[str]) -> int:
+        commands.append(list(arguments))
+        return main(list(arguments))
+
+    shared, alone = tmp_path / "shared", tmp_path / "alone"
+    assert matrix.run(parse(*words, "--share-forward", "--output", str(shared)), execute=rerank) == 0
+    assert len(commands) == 2, "one a document order"
+    assert matrix.run(parse(*words, "--output", str(alone)), execute=rerank) == 0
+    assert len(commands) == 2 + 6
+    for cell in find_cells(alone):
+        twin = json.loads((shared / cell.path.relative_to(alone) / "metrics.json").read_text())
+        assert twin["measures"] == pytest.approx(cell.metrics["measures"])
+    assert matrix.run(parse(*words, "--share-forward", "--output", str(shared)), execute=rerank) == 0
+    assert len(commands) == 8, "nothing is done again"

@@ -262,3 +262,45 @@ def test_an_empty_document_in_the_corpus_is_ranked_last(model: Path, collection:
     output = tmp_path / "out.txt"
     assert main(arguments(model, collection, output)) == 0
     assert all(rows[-1].doc_id == "d3" for rows in read_run(output).values())
+
+
+def test_methods_that_share_a_forward_write_what_each_would_write_alone(model: Path, collection: Path, tmp_path: Path) -> None:
+    deep = tmp_path / "deep.json"
+    HeadSet(((3, 0), (0, 7), (2, 3)), "test", "tiny", 4, 8).save(deep)
+    base = ["rerank", "--model", str(model), "--collection", str(collection), "--depth", "6"]
+    alone = {"headrank": ["--heads", str(collection / "heads.json")], "icr": [], "core": ["--heads", str(deep)]}
+    for method, flags in alone.items():
+        assert main([*base, "--method", method, *flags, "--output", str(tmp_path / f"{method}.txt")]) == 0
+    also = ["--also", f"{tmp_path}/shared/icr=icr", "--also", f"{tmp_path}/shared/core=core:{deep}"]
+    output = tmp_path / "shared" / "headrank" / "run.txt"
+    assert main([*base, "--heads", str(collection / "heads.json"), "--output", str(output), *also]) == 0
+    for method in alone:
+        expected, found = read_run(tmp_path / f"{method}.txt"), read_run(tmp_path / "shared" / method / "run.txt")
+        for query_id, rows in expected.items():
+            scores = {row.doc_id: row.score for row in found[query_id]}
+            np.testing.assert_allclose([scores[row.doc_id] for row in rows], [row.score for row in rows], atol=1e-6)
+    facts = {method: json.loads((tmp_path / "shared" / method / "meta.json").read_text()) for method in ("icr", "core")}
+    assert [facts[method]["layers_used"] for method in facts] == [4, 4] and len(facts["core"]["heads"]) == 3
+    assert all(values["seconds_per_query"] is None and values["methods_sharing_the_forward"] == 3 for values in facts.values())
+    assert not list(tmp_path.rglob("*.partial*"))
+
+
+@pytest.mark.parametrize(
+    ("also", "message"),
+    [
+        ("somewhere", "write DIR=METHOD"),
+        ("{tmp}/x=bm25", "reads no attention"),
+        ("{tmp}/x=core", "needs heads"),
+        ("{tmp}/x=nothing", "is not one of"),
+    ],
+)
+def test_what_cannot_share_a_forward_is_refused(
+    model: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], also: str, message: str
+) -> None:
+    assert main(arguments(model, collection, tmp_path / "out.txt", "--also", also.format(tmp=tmp_path))) == 2
+    assert message in capsys.readouterr().err and not (tmp_path / "out.txt").exists() and not (tmp_path / "x").exists()
+
+
+def test_two_methods_never_write_one_file(model: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments(model, collection, tmp_path / "run.txt", "--also", f"{tmp_path}=icr")) == 2
+    assert "two methods would write" in capsys.readouterr().err

@@ -1,0 +1,147 @@
+"""What one `headrank rerank` writes: a run, and on request scores and facts, for each method that shared the forward."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrank.commands import options
+from headrank.errors import InputError
+from headrank.files import write_json, write_jsonl
+from headrank.formats import write_run
+from headrank.requests import Request
+
+
+@dataclass(frozen=True)
+class Target:
+    """One method of a run and where its files go; ``scores`` and ``meta`` may be None."""
+
+    method: str
+    heads: str | None
+    output: str
+    scores: str | None
+    meta: str | None
+    tag: str
+
+
+def targets_of(args: argparse.Namespace) -> list[Target]:
+    """The command's own target, then one for each --also DIR=METHOD[:HEADS]."""
+    targets = [Target(args.method, args.heads, args.output, args.scores, args.meta, args.tag or args.method)]
+    for text in args.also:
+        folder, equals, rest = text.partition("=")
+        method, _, heads = rest.partition(":")
+        if not (equals and folder and method):
+            raise InputError(f"--also {text!r}: write DIR=METHOD or DIR=METHOD:HEADS.json")
+        path = Path(folder)
+        targets.append(Target(method, heads or None, str(path / "run.txt"), str(path / "scores.jsonl"), str(path / "meta.json"), method))
+    outputs = [str(Path(target.output).resolve()) for target in targets]
+    twice = [output for output in outputs if outputs.count(output) > 1]
+    if twice:
+        raise InputError(f"--also: two methods would write {twice[0]}; give each a folder of its own")
+    if len(targets) > 1:
+        _check_can_share(targets)
+    return targets
+
+
+def _check_can_share(targets: Sequence[Target]) -> None:
+    """Only methods that read attention can share a forward."""
+    from headrank.baselines import find_method
+
+    for target in targets:
+        method = find_method(target.method)
+        kind = method.kind
+        if kind != "attention":
+            raise InputError(f"--also: method {target.method!r} is {kind} and reads no attention; rerank it in a command of its own")
+        if method.needs_heads and target.heads is None and method.name != "headrank":
+            raise InputError(f"--also: method {target.method!r} needs heads; write DIR={target.method}:HEADS.json")
+
+
+def write_targets(
+    args: argparse.Namespace,
+    targets: Sequence[Target],
+    requests: Sequence[Request],
+    done: dict[str, dict[str, Any]],
+    rankers: Sequence[Any],
+    facts: dict[str, Any],
+) -> None:
+    """Write every target from the finished lines, the command's own last: once it is there, all are."""
+    for place in reversed(range(len(targets))):
+        rows = [_row_of(done[request.query_id], place) for request in requests]
+        ranker = rankers[place] if place < len(rankers) else None
+        _write_target(args, targets[place], requests, rows, ranker, facts | {"methods_sharing_the_forward": len(targets)})
+
+
+def _row_of(row: dict[str, Any], place: int) -> dict[str, Any]:
+    """The result line of one target: its own scores, the rest in common."""
+    scores = row["scores"] if place == 0 else row["also"][place - 1]
+    return {key: value for key, value in row.items() if key != "also"} | {"scores": scores}
+
+
+def _write_target(
+    args: argparse.Namespace, target: Target, requests: Sequence[Request], rows: list[dict[str, Any]], ranker: Any, facts: dict[str, Any]
+) -> None:
+    """Run, scores and facts of one method."""
+    ranked: dict[str, list[tuple[str, float]]] = {}
+    for request, row in zip(requests, rows, strict=True):
+        pairs = sorted(zip(row["doc_ids"], row["scores"], row["ranks"], strict=True), key=lambda item: (-item[1], item[2]))
+        floor = min(score for _, score, _ in pairs)
+        below = [(doc_id, floor - 1.0 - place) for place, doc_id in enumerate(request.rest)]
+        ranked[request.query_id] = [(doc_id, score) for doc_id, score, _ in pairs] + below
+    Path(target.output).parent.mkdir(parents=True, exist_ok=True)
+    if target.scores:
+        write_jsonl(target.scores, rows)
+    if target.meta:
+        write_json(target.meta, _facts(args, target, rows, ranker, facts))
+    if target.output.endswith(".jsonl"):
+        from headrank.rank_llm_format import read_candidates_jsonl, write_candidates_jsonl
+
+        wanted = {doc_id for pairs in ranked.values() for doc_id, _ in pairs}  # also those below the depth, which were not read before
+        texts = read_candidates_jsonl(args.requests)[2] if args.requests else options.open_collection(args).documents(wanted)
+        write_candidates_jsonl(target.output, {request.query_id: request.query for request in requests}, ranked, texts)
+    else:
+        write_run(target.output, ranked, target.tag)
+    shortened = sum(row["is_shortened"] for row in rows)
+    note = f"; in {shortened} the documents were shortened to fit the model's context" if shortened else ""
+    print(f"{target.output}: {len(rows)} queries reranked by {target.method}{note}", file=sys.stderr)
+
+
+def _facts(args: argparse.Namespace, target: Target, rows: list[dict[str, Any]], ranker: Any, facts: dict[str, Any]) -> dict[str, Any]:
+    """What the run cost and what it was made with. A shared forward has no seconds of one method."""
+    from headrank.provenance import peak_memory_bytes, versions
+
+    heads = getattr(ranker, "heads", None)
+    is_alone = facts["methods_sharing_the_forward"] == 1
+    return {
+        "model": args.model,
+        "method": target.method,
+        "depth": args.depth,
+        "order": "shuffled" if args.shuffle is not None else (args.order or "retriever"),
+        "num_queries": len(rows),
+        "seconds_per_query": sum(row["seconds"] for row in rows) / len(rows) if is_alone else None,
+        "tokens_per_query": sum(row["tokens"] for row in rows) / len(rows),
+        "peak_memory_bytes": peak_memory_bytes(),
+        "layers_used": getattr(ranker, "layers_used", None),
+        "num_layers": ranker.reader.num_layers if hasattr(ranker, "reader") else None,
+        "heads": [list(head) for head in heads.heads] if heads is not None else None,
+        "prompt_hash": ranker.reader.encoder.template.hash if hasattr(ranker, "reader") else None,
+        "success": _success(rows),
+        "versions": versions(),
+        "command": sys.argv[1:],
+        **facts,
+    }
+
+
+def _success(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Format success over all queries, whichever process or earlier run ranked them; None where nothing was generated."""
+    if not any("windows" in row for row in rows):
+        return None
+    from headrank.baselines.rankgpt import ParsedAnswer, SuccessRates
+
+    rates = SuccessRates()
+    for row in rows:
+        rates.add([ParsedAnswer(tuple(range(size)), recovered, strict) for recovered, size, strict in row.get("windows", [])])
+    return rates.to_dict()
