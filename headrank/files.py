@@ -7,6 +7,7 @@ through ``atomic_write``: a reader never sees half a file.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import json
 import os
@@ -19,27 +20,62 @@ from typing import IO
 from headrank.errors import InputError
 
 
+_DEVICE_FOLDERS = (Path("/dev"), Path("/dev/fd"))
+_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+
+
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO]:
-    """Open a temporary file beside ``path`` and rename it into place on success; on failure leave nothing."""
+    """Open a temporary file beside ``path`` and rename it into place on success; on failure leave nothing.
+
+    What is no file of a disk (/dev/stdout, a pipe) is written to directly: renaming would replace the device.
+    """
     path = Path(path)
     if path.is_dir():
         raise InputError(f"{path}: cannot be written, it is a folder; give the name of a file")
+    is_text = "b" not in mode
+    spelling = {"encoding": "utf-8" if is_text else None, "newline": "\n" if is_text else None}
+    try:
+        if _is_device(path):
+            with open(path, mode, **spelling) as stream:  # type: ignore[call-overload]
+                yield stream
+            return
+        handle, temporary = _temporary_beside(path)
+        try:
+            with os.fdopen(handle, mode, **spelling) as stream:  # type: ignore[call-overload]
+                yield stream
+            os.chmod(temporary, 0o666 & ~_umask())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        raise InputError(f"{path}: cannot be written ({error.strerror}); make room or choose another place") from error
+
+
+def require_writable(path: str | os.PathLike[str]) -> None:
+    """Fail now, not after hours of work, when a file or folder called ``path`` could not be made."""
+    path = Path(path)
+    if not _is_device(path):
+        handle, temporary = _temporary_beside(path)
+        os.close(handle)
+        os.unlink(temporary)
+
+
+def _is_device(path: Path) -> bool:
+    """Whether the path names a device or a pipe; /dev/stdout is one even when it leads to a file."""
+    return path.absolute().parent in _DEVICE_FOLDERS or (path.exists() and not path.is_file() and not path.is_dir())
+
+
+def _temporary_beside(path: Path) -> tuple[int, str]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".tmp", dir=path.parent)
+        return tempfile.mkstemp(prefix=f".{path.name[:50]}.", suffix=".tmp", dir=path.parent)
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror}); check the folder and its permissions") from error
-    try:
-        is_text = "b" not in mode
-        with os.fdopen(handle, mode, encoding="utf-8" if is_text else None, newline="\n" if is_text else None) as stream:
-            yield stream
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
 
 
 def _umask() -> int:
@@ -52,8 +88,7 @@ def _umask() -> int:
 def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
     """Yield (line number from 1, line without its end) of a plain or gzip text file, skipping blank lines."""
     path = Path(path)
-    if not path.is_file():
-        raise InputError(f"{path}: {'a folder, not a file' if path.is_dir() else 'no such file'}; check the path")
+    _require_file(path)
     number = 0
     try:
         with gzip.open(path, "rb") if _is_gzip(path) else open(path, "rb") as stream:
@@ -65,6 +100,18 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
         raise InputError(f"{path}:{number}: not UTF-8 ({error.reason}); convert the file to UTF-8") from error
     except (EOFError, OSError, zlib.error) as error:
         raise InputError(f"{path}:{number + 1}: cannot be read ({error}); is the file complete?") from error
+
+
+def _require_file(path: Path) -> None:
+    try:
+        if path.is_file():
+            return
+        state = "a folder, not a file; check the path" if path.is_dir() else "no such file; check the path"
+        if path.exists() and not path.is_dir():
+            state = "a device or pipe, and files are read more than once; save it to a file first"
+    except OSError as error:  # a folder that may not be entered, a name that is too long
+        state = f"cannot be read ({error.strerror}); check the path"
+    raise InputError(f"{path}: {state}")
 
 
 def _is_gzip(path: Path) -> bool:
@@ -116,8 +163,7 @@ def write_json(path: str | os.PathLike[str], value: object) -> None:
 def read_json(path: str | os.PathLike[str]) -> object:
     """Read one JSON document; a missing or broken file is an InputError."""
     path = Path(path)
-    if not path.is_file():
-        raise InputError(f"{path}: {'a folder, not a file' if path.is_dir() else 'no such file'}; check the path")
+    _require_file(path)
     try:
         return json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError, OSError) as error:

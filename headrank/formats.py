@@ -83,8 +83,12 @@ def read_queries(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def iterate_corpus(path: str | os.PathLike[str]) -> Iterator[Document]:
-    """Yield the documents of a corpus.jsonl(.gz): objects with docid (or _id, id), text (or contents), title."""
-    for _, document in _numbered_documents(path):
+    """Yield the documents of a corpus.jsonl(.gz): objects with docid (or _id, id), text (or contents), title; ids appear once."""
+    seen: set[str] = set()
+    for number, document in _numbered_documents(path):
+        if document.doc_id in seen:
+            raise InputError(f"{path}:{number}: document id {document.doc_id!r} appears twice; remove one line")
+        seen.add(document.doc_id)
         yield document
 
 

@@ -89,3 +89,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        if error.filename is None:
+            raise
+        logging.getLogger(__name__).debug("", exc_info=True)  # HEADRANK_LOG=DEBUG shows where
+        print(f"headrank {chosen.verb}: {error.filename}: {error.strerror}; check the path and its permissions", file=sys.stderr)
+        return 2

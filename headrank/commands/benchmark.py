@@ -2,7 +2,8 @@
 
 headrank benchmark list                      all of them, the paper's first-stage and HeadRank numbers, which are ready here
 headrank benchmark list fiqa                 everything known about one: sources, quirks, all published numbers
-headrank benchmark prepare dl19 --from DIR   from a collection or BEIR folder (or 'pyserini'), checked against the paper
+headrank benchmark prepare dl19 --from DIR   from a collection or BEIR folder, checked against the paper; 'ir_datasets' and
+                                             'pyserini' instead of a folder download it, where those packages are installed
 headrank benchmark run ...                   a matrix of models, methods and benchmarks
 """
 
@@ -12,7 +13,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrank.commands.options import progress
 from headrank.errors import InputError
+from headrank.files import require_writable
 
 if TYPE_CHECKING:
     from data_tools.benchmarks import Benchmark
@@ -30,7 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     preparing = actions.add_parser("prepare", help="make a benchmark from local files and check it against the paper")
     preparing.add_argument("name", metavar="NAME", help="a name from 'headrank benchmark list'")
     preparing.add_argument(
-        "--from", dest="source", required=True, metavar="DIR", help="a collection folder, an unpacked BEIR folder, or the word pyserini"
+        "--from",
+        dest="source",
+        required=True,
+        metavar="DIR",
+        help="a collection folder, an unpacked BEIR folder, or one of the words ir_datasets (or ir_datasets:ID for another id of it) "
+        "and pyserini",
     )
     preparing.add_argument(
         "--remove-query", action="store_true", help="drop candidates that are the query itself (ArguAna as BEIR scores it)"
@@ -116,7 +124,7 @@ def _details(benchmark: Benchmark, home: Path) -> str:
         "ir_datasets": benchmark.ir_datasets,
         "source": benchmark.source or None,
         "licence": benchmark.licence,
-        "ready": str(home / benchmark.name) if is_ready(benchmark, home) else f"no; headrank benchmark prepare {benchmark.name} --from DIR",
+        "ready": str(home / benchmark.name) if is_ready(benchmark, home) else _how_to_prepare(benchmark),
     }
     lines = [f"{benchmark.name}: {benchmark.title}"]
     lines += [f"  {name:<12} {value}" for name, value in facts.items() if value is not None]
@@ -127,6 +135,11 @@ def _details(benchmark: Benchmark, home: Path) -> str:
     ]
     table = _aligned([("paper's", "model", "method", "measure", "value"), *rows], left=(0, 1, 2, 3))
     return "\n".join([*lines, *(f"  {line}" for line in table.splitlines())])
+
+
+def _how_to_prepare(benchmark: Benchmark) -> str:
+    sources = ["DIR"] + ["ir_datasets"] * (benchmark.ir_datasets is not None) + ["pyserini"] * (benchmark.index is not None)
+    return f"no; headrank benchmark prepare {benchmark.name} --from {' | '.join(sources)}"
 
 
 def _aligned(rows: list[tuple[str, ...]], left: tuple[int, ...]) -> str:
@@ -150,7 +163,8 @@ def _prepare(args: argparse.Namespace) -> int:
     folder = benchmark_home(args.home) / benchmark.name
     if folder.exists() and not args.overwrite:
         raise InputError(f"{folder}: already exists; --overwrite replaces it")
-    material = read_material(benchmark, args.source)
+    require_writable(folder)
+    material = read_material(benchmark, args.source, lambda documents: progress(documents, description="indexing", unit="document"))
     run_without, num_own = remove_query_documents(material.run)
     if args.remove_query:
         material = dataclasses.replace(material, run=run_without, origin=f"{material.origin}, without the query's own document")

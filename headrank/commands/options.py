@@ -65,7 +65,10 @@ def resolve_model(name: str) -> str:
 
 def positive_int(text: str) -> int:
     """argparse type: an integer of at least one."""
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number") from None
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not at least 1")
     return value

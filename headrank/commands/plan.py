@@ -14,54 +14,73 @@ import argparse
 import json
 import logging
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrank.commands.options import positive_int
+from headrank.errors import InputError
 
 if TYPE_CHECKING:
     from megatron_patches.planner import Plan
+    from megatron_patches.planner_gpus import Gpu
+    from megatron_patches.planner_job import Job
 
 MODELS = "Qwen3-0.6B, -1.7B, -4B, -8B, -14B, -32B, embedded, or a Hugging Face directory"
+PAPER_BATCH = 32
+COLUMNS = {"ours": "ours", "literal": "the paper's text"}
+# field of a GPU -> option (planner_gpus.flag_of), unit, its size, what it is
 GPU_NUMBERS = {
-    "memory_bytes": ("GIB", 2**30, "memory of the GPU"),
-    "bf16_flops": ("TFLOPS", 10**12, "dense bfloat16 matrix peak"),
-    "fp32_flops": ("TFLOPS", 10**12, "float32 peak"),
-    "memory_bandwidth": ("GB/S", 10**9, "memory bandwidth"),
-    "link_bandwidth": ("GB/S", 10**9, "link inside a node, one direction"),
-    "network_bandwidth": ("GB/S", 10**9, "network between nodes per GPU, one direction"),
+    "memory_bytes": ("--gpu-memory", "GIB", 2**30, "memory of the GPU"),
+    "bf16_flops": ("--gpu-bf16", "TFLOPS", 10**12, "dense bfloat16 matrix peak"),
+    "fp32_flops": ("--gpu-fp32", "TFLOPS", 10**12, "float32 peak"),
+    "memory_bandwidth": ("--gpu-memory-bandwidth", "GB/S", 10**9, "memory bandwidth"),
+    "link_bandwidth": ("--gpu-link-bandwidth", "GB/S", 10**9, "link inside a node, one direction"),
+    "network_bandwidth": ("--gpu-network-bandwidth", "GB/S", 10**9, "network between nodes per GPU, one direction"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the job carry their training names."""
+    parser.usage = "headrank plan --model M [options]"
     job = parser.add_argument_group("job")
     job.add_argument("--model", metavar="M", required=True, help=MODELS)
-    job.add_argument("--tensor-model-parallel-size", type=positive_int, metavar="N", help="default: the smallest that fits")
-    job.add_argument("--nodes", type=positive_int, default=1, metavar="N", help="default 1")
-    job.add_argument("--gpus-per-node", type=positive_int, default=8, metavar="N", help="default 8")
-    job.add_argument("--micro-batch-size", type=positive_int, default=1, metavar="N", help="contexts a forward pass (default 1)")
-    job.add_argument("--global-batch-size", type=positive_int, default=32, metavar="N", help="contexts a step (default 32)")
-    job.add_argument("--pairs-per-context", type=positive_int, default=16, metavar="N", help="pairs that share a forward (default 16)")
+    _add_count(job, "--tensor-model-parallel-size", None, "default: the smallest that fits")
+    _add_count(job, "--nodes", 1, "default 1")
+    _add_count(job, "--gpus-per-node", 8, "default 8")
+    _add_count(job, "--micro-batch-size", 1, "contexts a forward pass (default 1)")
+    _add_count(job, "--global-batch-size", None, f"contexts a step (default {PAPER_BATCH}, or the next number that the ranks can share)")
+    _add_count(job, "--pairs-per-context", 16, "pairs that share a forward (default 16)")
     job.add_argument("--recompute-activations", action="store_true", help="recompute layers in the backward pass")
     job.add_argument("--fp32", action="store_true", help="float32 instead of bfloat16")
     heads = parser.add_argument_group("core heads (default: the paper's for its three models, else eight up to 70%% of the depth)")
     heads.add_argument("--heads", metavar="FILE", help="heads.json")
     heads.add_argument("--l-max", type=int, metavar="N", help="deepest core layer, from 0")
-    heads.add_argument("--num-core-heads", type=positive_int, default=8, metavar="K", help="default 8")
+    _add_count(heads, "--num-core-heads", 8, "default 8")
     data = parser.add_argument_group("data")
-    data.add_argument("--context-documents", type=positive_int, default=100, metavar="N", help="documents a context (default 100)")
-    data.add_argument("--document-tokens", type=positive_int, default=80, metavar="N", help="mean tokens a document (default 80)")
-    data.add_argument("--queries", type=positive_int, default=211, metavar="N", help="contexts in the training set (default 211)")
-    data.add_argument("--pairs", type=positive_int, default=91_000, metavar="N", help="preference pairs in all (default 91000)")
+    _add_count(data, "--context-documents", 100, "documents a context (default 100)")
+    _add_count(data, "--document-tokens", 80, "mean tokens a document (default 80)")
+    _add_count(data, "--queries", 211, "contexts in the training set (default 211)")
+    _add_count(data, "--pairs", 91_000, "preference pairs in all (default 91000)")
     hardware = parser.add_argument_group("hardware")
     hardware.add_argument("--gpu", default="h20", metavar="G", help="h20 (default), h100, h800, a100, l40s, mi300x, or custom")
-    for name, (unit, _, text) in GPU_NUMBERS.items():
-        hardware.add_argument(f"--gpu-{name.replace('_', '-')}", type=float, metavar=unit, help=f"{text}, instead of the GPU's own")
+    for name, (flag, unit, _, text) in GPU_NUMBERS.items():
+        hardware.add_argument(flag, dest=name, type=float, metavar=unit, help=f"{text}, instead of the GPU's own")
     output = parser.add_argument_group("output")
     output.add_argument("--recipe", choices=["both", "ours", "literal"], default="both", help="which column to compute (default both)")
     output.add_argument("--by-depth", action="store_true", help="measure few layers and extend them: faster, within a percent")
     output.add_argument("--no-limits", action="store_true", help="do not look for what breaks first")
     output.add_argument("--json", action="store_true", help="print JSON instead of tables")
+
+
+def _add_count(group: Any, flag: str, default: int | None, text: str) -> None:
+    """A whole number of at least one."""
+    group.add_argument(flag, type=partial(_count, flag), default=default, metavar="N", help=text)
+
+
+def _count(flag: str, text: str) -> int:
+    """The number, or the one line that says what is wrong with it."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise InputError(f"{flag} {text} is not a whole number of at least 1")
+    return int(text)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -70,10 +89,10 @@ def run(args: argparse.Namespace) -> None:
     from megatron_patches.planner_limits import first_limits, smallest_tensor_parallel
 
     plans = make_plans(args)
-    limits, smallest = [], None
+    limits, smallest = [], {}
     if not args.no_limits:
         limits = first_limits(plans[0])
-        smallest = smallest_tensor_parallel(plans[0])[0]
+        smallest = {plan.recipe: smallest_tensor_parallel(plan, is_batch_free=args.global_batch_size is None) for plan in plans}
     if args.json:
         document = {
             "plans": [plan.to_dict() for plan in plans],
@@ -82,7 +101,7 @@ def run(args: argparse.Namespace) -> None:
         }
         print(json.dumps(document, indent=2))
         return
-    print_plans(plans, limits, smallest, is_searched=not args.no_limits)
+    print_plans(plans, limits, smallest)
 
 
 def quieten_megatron() -> None:
@@ -94,93 +113,103 @@ def quieten_megatron() -> None:
 
 def make_plans(args: argparse.Namespace) -> list[Plan]:
     """One plan a recipe. The literal recipe is always measured by depth; ours in full unless --by-depth."""
-    from headrank.heads import HeadSet
     from megatron_patches.planner import Data, Plan
     from megatron_patches.planner_gpus import find_gpu
-    from megatron_patches.planner_job import Job
     from megatron_patches.planner_measure import measure, measure_by_depth
+
+    numbers = {name: getattr(args, name) for name in GPU_NUMBERS}
+    gpu = find_gpu(args.gpu, **{name: None if value is None else value * GPU_NUMBERS[name][2] for name, value in numbers.items()})
+    if args.pairs < args.queries:
+        raise InputError(f"--pairs {args.pairs} is fewer than one for each of --queries {args.queries}")
+    data, job = Data(args.queries, args.pairs), _job(args, gpu)
+    job.config()  # contradictions are refused before anything is built
+    plans = []
+    for recipe in ["ours", "literal"] if args.recipe == "both" else [args.recipe]:
+        how = measure_by_depth if args.by_depth or recipe == "literal" else measure
+        plans.append(Plan(job, recipe, gpu, args.gpus_per_node, data, how(job, recipe)))
+    return plans
+
+
+def _job(args: argparse.Namespace, gpu: Gpu) -> Job:
+    """The job that the flags describe, with a tensor-parallel size and a global batch where none was given."""
+    from headrank.heads import HeadSet
+    from megatron_patches.planner_job import Job
     from megatron_patches.planner_shapes import heads_of, shape_of
-    from megatron_patches.shape import check_tensor_parallel_size
 
     shape = shape_of(args.model)
-    if args.heads:
-        heads = HeadSet.load(args.heads)
-        heads.check_fits(shape.layers, shape.heads, args.model)
-    else:
-        heads = heads_of(args.model, shape, args.l_max, args.num_core_heads)
-    scaled = {
-        name: (None if getattr(args, f"gpu_{name}") is None else getattr(args, f"gpu_{name}") * unit)
-        for name, (_, unit, _) in GPU_NUMBERS.items()
-    }
-    gpu, data = find_gpu(args.gpu, **scaled), Data(args.queries, args.pairs)
+    if args.heads and args.l_max is not None:
+        raise InputError("--heads and --l-max contradict each other; give one")
+    heads = HeadSet.load(args.heads) if args.heads else heads_of(args.model, shape, args.l_max, args.num_core_heads)
+    heads.check_fits(shape.layers, shape.heads, args.model)
     job = Job(
         model=args.model,
         shape=shape,
         heads=heads,
-        tensor_parallel=args.tensor_model_parallel_size or 1,
         world_size=args.nodes * args.gpus_per_node,
         micro_batch_size=args.micro_batch_size,
-        global_batch_size=args.global_batch_size,
+        global_batch_size=args.global_batch_size or PAPER_BATCH,
         documents=args.context_documents,
         document_tokens=args.document_tokens,
         pairs_per_context=args.pairs_per_context,
         is_bf16=not args.fp32,
         is_recomputed=args.recompute_activations,
     )
-    if args.tensor_model_parallel_size is None:
-        job = _with_smallest_size(job, gpu, args.gpus_per_node, data)
-    check_tensor_parallel_size(shape, job.tensor_parallel)
-    recipes = ["ours", "literal"] if args.recipe == "both" else [args.recipe]
-    plans = []
-    for recipe in recipes:
-        how = measure_by_depth if args.by_depth or recipe == "literal" else measure
-        plans.append(Plan(job, recipe, gpu, args.gpus_per_node, data, how(job, recipe)))
-    return plans
-
-
-def _with_smallest_size(job: Any, gpu: Any, gpus_per_node: int, data: Any) -> Any:
-    """The job at the smallest tensor-parallel size that fits, or at the largest possible when none does."""
-    import dataclasses
-
-    from headrank.errors import InputError
-    from megatron_patches.planner import Plan
-    from megatron_patches.planner_limits import smallest_tensor_parallel
-
-    size, tried = smallest_tensor_parallel(Plan(job, "ours", gpu, gpus_per_node, data, measured=None))  # type: ignore[arg-type]
-    if not tried:
+    if job.sequence_tokens > shape.max_positions:
+        raise InputError(
+            f"--context-documents {job.documents} x --document-tokens {job.document_tokens} make {job.sequence_tokens:,} tokens, but "
+            f"{args.model} has {shape.max_positions:,} positions; lower one of them"
+        )
+    is_batch_free = args.global_batch_size is None
+    if args.tensor_model_parallel_size is not None:
+        if job.world_size % args.tensor_model_parallel_size:
+            raise InputError(
+                f"--tensor-model-parallel-size {args.tensor_model_parallel_size} does not divide the {job.world_size} GPUs of "
+                f"--nodes {args.nodes} x --gpus-per-node {args.gpus_per_node}"
+            )
+        return job.with_tensor_parallel(args.tensor_model_parallel_size, is_batch_free=is_batch_free)
+    possible = job.possible_sizes(is_batch_free=is_batch_free)
+    if not possible:
         raise InputError(
             f"--global-batch-size {job.global_batch_size} cannot be split over {job.world_size} GPUs at any tensor-parallel size; "
             f"use a multiple of {job.world_size}"
         )
-    return dataclasses.replace(job, tensor_parallel=size or tried[-1].job.tensor_parallel)
+    return _smallest(possible, gpu, "literal" if args.recipe == "literal" else "ours")
 
 
-def print_plans(plans: list[Plan], limits: list[Any], smallest: int | None, *, is_searched: bool) -> None:
+def _smallest(possible: list[Job], gpu: Gpu, recipe: str) -> Job:
+    """The first job of ascending tensor-parallel sizes that fits, or the last when none does."""
+    from megatron_patches.planner_limits import does_fit
+
+    return next((job for job in possible if does_fit(job, recipe, gpu)), possible[-1])
+
+
+def print_plans(plans: list[Plan], limits: list[Any], smallest: dict[str, int | None]) -> None:
     """Tables for people."""
     from rich.console import Console
     from rich.table import Table
 
     first = plans[0]
     job = first.job
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     console.print(
-        f"[bold]{job.model}[/] on {job.world_size} x {first.gpu.name}: TP {job.tensor_parallel} x DP {job.data_parallel}, "
-        f"{job.documents} documents a context ({job.sequence_tokens:,} tokens), "
+        f"[bold]{job.model}[/] on {job.world_size:,} x {first.gpu.name}: TP {job.tensor_parallel} x DP {job.data_parallel}, "
+        f"global batch {job.global_batch_size:,}, {job.documents} documents a context ({job.sequence_tokens:,} tokens), "
         f"{first.data.num_contexts:,} queries, {first.data.num_pairs:,} pairs"
     )
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("per GPU")
     for plan in plans:
-        table.add_column({"ours": "ours", "literal": "the paper's text"}[plan.recipe], justify="right")
+        table.add_column(COLUMNS[plan.recipe], justify="right")
     for label, values in _rows(plans):
         table.add_row(label, *values)
     console.print(table)
-    if not is_searched:
-        return
-    console.print(f"smallest tensor-parallel size that fits: {smallest if smallest is not None else 'none; use more or larger GPUs'}")
+    for recipe, size in smallest.items():
+        found = size if size is not None else "none; use more or larger GPUs"
+        console.print(f"smallest tensor-parallel size that fits, {COLUMNS[recipe]}: {found}")
     for limit in limits:
         last = "" if limit.value is None else f" up to {limit.value:,.0f}"
         console.print(f"first limit, {limit.axis}{last}: {limit.reason}")
+    console.print("Times are lower bounds from published peaks, nothing was measured on a GPU.")
 
 
 def _rows(plans: list[Plan]) -> list[tuple[str, list[str]]]:
@@ -219,5 +248,7 @@ def _rows(plans: list[Plan]) -> list[tuple[str, list[str]]]:
         ("steps an epoch", [f"{fact['steps']:,}" for fact in facts]),
         ("hours an epoch, at least", [f"{fact['hours_at_least']:,.2f}" for fact in facts]),
         ("hours an epoch, nothing overlapped", [f"{fact['hours_serial']:,.2f}" for fact in facts]),
+        ("on disk: tokenised contexts", [f"{fact['store_bytes'] / 1e9:,.3f} GB" for fact in facts]),
+        ("on disk: reference scores", [f"{fact['reference_store_bytes'] / 1e9:,.3f} GB" for fact in facts]),
     ]
     return rows

@@ -2,6 +2,7 @@
 
   headrank report --run DIR             did it get better, where, at what cost, which heads: report.html, report.md, report.json
   headrank report --matrix DIR          the paper's tables (Markdown, LaTeX, CSV) and figures, ours beside the paper's
+  headrank report --training DIR        held-out measures of all training runs below DIR, before and after: a tuning, several seeds
   headrank report --heads before.json after.json   the paper's head table, depth bands, head maps
 
 DIR holds cells: directories with metrics.json, as 'headrank benchmark run' and 'headrank evaluate --write-metrics' leave them.
@@ -29,6 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--run", metavar="DIR", help="one experiment: the cells below this directory on one page")
     what.add_argument("--matrix", metavar="DIR", help="all cells below this directory as the paper's tables and figures")
     what.add_argument(
+        "--training", metavar="DIR", help="the training runs below this directory side by side; printed, and written with --output"
+    )
+    what.add_argument(
         "--heads", nargs="+", metavar="FILE", help="heads.json files ([NAME=]FILE, two are 'before' and 'after'); alone or with --run"
     )
     parser.add_argument("--output", metavar="DIR", help="where to write (default: DIR/report, or the folder of the last heads.json)")
@@ -42,11 +46,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the report and print the paths of its pages."""
-    if bool(args.run) + bool(args.matrix) > 1 or not (args.run or args.matrix or args.heads):
-        raise InputError("give one of --run DIR, --matrix DIR or --heads FILE ...")
+    if bool(args.run) + bool(args.matrix) + bool(args.training) > 1 or not (args.run or args.matrix or args.training or args.heads):
+        raise InputError("give one of --run DIR, --matrix DIR, --training DIR or --heads FILE ...")
+    if args.training:
+        return _report_training(args)
     written = _report_run(args) if args.run else _report_matrix(args) if args.matrix else _report_heads(args)
     for path in written:
         print(path)
+    return 0
+
+
+def _report_training(args: argparse.Namespace) -> int:
+    from headrank.evaluation.training_table import training_rows, training_table
+    from headrank.files import atomic_write
+
+    text = training_table(training_rows(Path(args.training)))
+    print(text, end="")
+    if args.output:
+        with atomic_write(Path(args.output) / "training.md") as stream:
+            stream.write(text)
     return 0
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from headrank.commands.options import positive_int, progress
 from headrank.errors import InputError
+from headrank.files import require_writable
 from headrank.formats import Collection, iterate_corpus, read_queries, write_run
 
 
@@ -60,6 +61,7 @@ def _bm25s(args: argparse.Namespace) -> int:
             raise InputError(f"--{flag.replace('_', '-')} goes with --engine pyserini")
     collection = Collection.open(args.collection, queries=args.queries, corpus=args.corpus)
     queries = collection.queries()
+    require_writable(args.output)
     documents = progress(iterate_corpus(collection.corpus_path), description="indexing", unit="document")
     index = Bm25Index(documents, args.k1, args.b)
     found = {

@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# Choose what the paper leaves open on a validation split of the training queries: one short run a row, then one table.
+#
+#   COLLECTION="dl21 dl23" VALID_QUERIES=valid.qids OUTPUT=runs/tune launch/tune.sh
+#   SETTINGS=my-rows.tsv launch/tune.sh        # lines of NAME<TAB>flags for pretrain_headrank.py; '#' begins a comment
+#
+# All rows share the pairs, the heads, the order of the samples and the frozen model's scores. The test collections are not seen.
+# Finished rows are skipped, so rows can be added. `headrank report --training OUTPUT/rows` prints the table again.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+MODEL=${MODEL:-embedded}
+COLLECTION=${COLLECTION:-examples/collection}  # folders to train on, separated by spaces
+VALID_QUERIES=${VALID_QUERIES:?VALID_QUERIES: a file of query ids, one a line, to judge the rows by}
+TRAIN_QUERIES=${TRAIN_QUERIES:-}               # file of query ids to train on; empty: all others
+OUTPUT=${OUTPUT:-runs/tune}
+SETTINGS=${SETTINGS:-launch/tune.tsv}
+HEADS=${HEADS:-}                               # heads.json; empty: selected here, on the training queries
+ITERATIONS=${ITERATIONS:-24}
+GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-2}
+DEPTH=${DEPTH:-100} SUBLISTS=${SUBLISTS:-1} SUBLIST_SIZE=${SUBLIST_SIZE:-12} # training lists: so many of so many documents from the top DEPTH
+VALID_DEPTH=${VALID_DEPTH:-20}
+PERMUTATIONS=${PERMUTATIONS:-1}
+SEED=${SEED:-1}
+JOBS=${JOBS:-1}                                # rows at a time, one process each
+PYTHON=${PYTHON:-python}
+DRY_RUN=${DRY_RUN:-0}
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE} GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-0} TOKENIZERS_PARALLELISM=false
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+
+[[ -f $SETTINGS ]] || { echo "tune.sh: SETTINGS '$SETTINGS' is no file" >&2; exit 2; }
+run() { if ((DRY_RUN)); then printf '%q ' "$@"; printf '\n'; else "$@"; fi; }
+
+read -ra folders <<<"$COLLECTION"
+COLLECTIONS=()
+for folder in "${folders[@]}"; do COLLECTIONS+=(--collection "$folder"); done
+QUERIES=(--hold-out "$VALID_QUERIES")
+[[ -z $TRAIN_QUERIES ]] || QUERIES=(--only "$TRAIN_QUERIES")
+
+[[ -f $OUTPUT/pairs/pairs.summary.json ]] || run "$PYTHON" -m headrank pairs "${COLLECTIONS[@]}" "${QUERIES[@]}" --depth "$DEPTH" \
+    --sublists "$SUBLISTS" --sublist-size "$SUBLIST_SIZE" --output "$OUTPUT/pairs"
+[[ -f $OUTPUT/valid/pairs.summary.json ]] || run "$PYTHON" -m headrank pairs "${COLLECTIONS[@]}" --only "$VALID_QUERIES" --depth "$VALID_DEPTH" \
+    --output "$OUTPUT/valid"
+if [[ -z $HEADS ]]; then
+    HEADS=$OUTPUT/heads.json
+    [[ -f $HEADS ]] || run "$PYTHON" -m headrank select-heads --model "$MODEL" "${COLLECTIONS[@]}" "${QUERIES[@]}" --depth "$VALID_DEPTH" \
+        --permutations "$PERMUTATIONS" --cache "$OUTPUT/head-statistics" --output "$HEADS"
+fi
+
+COMMON=(--headrank-model "$MODEL" --headrank-heads "$HEADS" --train-data-path "$OUTPUT/pairs" --valid-data-path "$OUTPUT/valid"
+    --headrank-reference-cache "$OUTPUT/reference_scores.jsonl" --headrank-epoch-unit contexts --headrank-permutations "$PERMUTATIONS"
+    --train-iters "$ITERATIONS" --eval-interval "$ITERATIONS" --global-batch-size "$GLOBAL_BATCH_SIZE" --seed "$SEED" --clip-grad 5.0
+    --lr 1e-4 --lr-decay-style cosine --lr-warmup-iters $((ITERATIONS / 10 + 1)) --log-interval 1 --save-interval 100000 --no-save-optim)
+
+row() { # NAME FLAGS: one run; its log beside it; checkpoints are not kept
+    local name=$1 here=$OUTPUT/rows/$1 flags
+    read -ra flags <<<"$2"
+    if [[ -f $here/training_complete.json ]]; then echo "[$name] done before"; return; fi
+    echo "[$name] $2"
+    if ((DRY_RUN)); then run "$PYTHON" pretrain_headrank.py "${COMMON[@]}" --save "$here" "${flags[@]}"; return; fi
+    mkdir -p "$here"
+    "$PYTHON" pretrain_headrank.py "${COMMON[@]}" --save "$here" "${flags[@]}" >"$here/log.txt" 2>&1 ||
+        { echo "[$name] failed; see $here/log.txt" >&2; return 1; }
+    rm -rf "$here"/iter_* "$here/best"
+}
+
+# The first row runs alone: it completes the reference scores that all share.
+failed=0 number=0
+while IFS=$'\t' read -r name flags; do
+    [[ -n $name && $name != \#* ]] || continue
+    while (($(jobs -rp | wc -l) >= (number > 1 ? JOBS : 1))); do wait -n || failed=1; done
+    ((number += 1))
+    row "$name" "$flags" &
+    ((number > 1)) || wait $! || failed=1
+done <"$SETTINGS"
+while (($(jobs -rp | wc -l))); do wait -n || failed=1; done
+((DRY_RUN)) || "$PYTHON" -m headrank report --training "$OUTPUT/rows" --output "$OUTPUT"
+exit $failed

@@ -1,0 +1,73 @@
+"""Training runs side by side, as a tuning or several seeds leave them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from headrank.commands import main
+from megatron_patches.arguments import parse_arguments
+from megatron_patches.config import config_from
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def write_log(folder: Path, *measured: tuple[int, float, float]) -> None:
+    folder.mkdir(parents=True)
+    rows = [{"event": "train", "iteration": 1, "loss": 2.0}]
+    rows += [
+        {"event": "valid", "iteration": step, "ndcg@10": ndcg, "preference_accuracy": accuracy, "contexts": 3}
+        for step, ndcg, accuracy in measured
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_runs_are_listed_by_what_they_gained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_log(tmp_path / "small", (0, 0.5, 0.6), (5, 0.7, 0.5), (10, 0.52, 0.65))
+    write_log(tmp_path / "large", (0, 0.5, 0.6), (10, 0.55, 0.6))
+    write_log(tmp_path / "unfinished", (0, 0.5, 0.6))
+    assert main(["report", "--training", str(tmp_path), "--output", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[2:] == [
+        "| large | 10 | 50.0 | 55.0 | +5.0 | 60.0 | 60.0 | +0.0 | 3 |",
+        "| small | 10 | 50.0 | 52.0 | +2.0 | 60.0 | 65.0 | +5.0 | 3 |",
+    ]
+    assert (tmp_path / "out" / "training.md").read_text() == printed
+
+
+@pytest.mark.parametrize(("measured", "message"), [(None, "no metrics.jsonl"), ([(0, 0.5, 0.6)], "was evaluated twice")])
+def test_folders_without_two_evaluations_say_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], measured: list | None, message: str
+) -> None:
+    if measured is not None:
+        write_log(tmp_path / "run", *measured)
+    assert main(["report", "--training", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_every_row_of_the_tuning_is_accepted_by_the_real_parser_and_changes_one_thing(tmp_path: Path) -> None:
+    rows = [line.split("\t")[0] for line in (ROOT / "launch" / "tune.tsv").read_text().splitlines() if not line.startswith("#")]
+    heads = tmp_path / "heads.json"
+    variables = {"DRY_RUN": "1", "VALID_QUERIES": "valid.qids", "OUTPUT": str(tmp_path), "HEADS": str(heads)}
+    done = subprocess.run([ROOT / "launch" / "tune.sh"], env={**os.environ, **variables}, capture_output=True, text=True, check=True)
+    commands = [shlex.split(line) for line in done.stdout.splitlines() if "pretrain_headrank.py" in line]
+    configs = {}
+    for command in commands:
+        config = config_from(parse_arguments(command[command.index("pretrain_headrank.py") + 1 :]), world_size=1)
+        configs[Path(config.save or "").name] = {**vars(config), **vars(config.loss), **vars(config.schedule)}
+    assert list(configs) == rows and rows[0] == "default"
+    for name, values in configs.items():
+        changed = {key for key, value in values.items() if value != configs["default"][key]} - {"save", "loss", "schedule"}
+        assert changed <= {"scale", "scaling", "objective", "margin", "entropy_weight", "variance_weight", "lr", "pairs_per_context"}, name
+        assert len(changed - {"scale"}) == (0 if name == "default" or name.startswith("scale-") else 1), name
+
+
+def test_the_tuning_needs_validation_queries(tmp_path: Path) -> None:
+    clean = {name: value for name, value in os.environ.items() if name != "VALID_QUERIES"}
+    done = subprocess.run([ROOT / "launch" / "tune.sh"], env=clean, capture_output=True, text=True, check=False)
+    assert done.returncode != 0 and "VALID_QUERIES" in done.stderr
