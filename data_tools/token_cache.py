@@ -44,6 +44,23 @@ _ARRAYS = {
 _WIDTHS = {"rows": 10, "spans": 2, "pairs": 2, "name_ends": 2}
 
 
+def context_bytes(num_tokens: float, num_documents: float, num_pairs: float, name_bytes: float, num_orders: int = 1) -> float:
+    """Bytes of one context in a cache, the planner's estimate of a whole one; names are its context id and query id."""
+    entries = {
+        "tokens": num_orders * num_tokens,
+        "rows": num_orders,
+        "spans": num_orders * num_documents,
+        "orders": num_orders * num_documents,
+        "grades": num_documents,
+        "documents": 1,
+        "pairs": num_pairs,
+        "pair_starts": 1,
+        "names": name_bytes,
+        "name_ends": 1,
+    }
+    return sum(count * _WIDTHS.get(name, 1) * np.dtype(_ARRAYS[name]).itemsize for name, count in entries.items())
+
+
 def document_order(encoder: PromptEncoder, context_id: str, num_documents: int, permutation: int, seed: int) -> np.ndarray:
     """List indices in prompt order: the template's order for permutation 0, a fixed random one for 1, 2, ..."""
     if permutation == 0:

@@ -59,7 +59,8 @@ HEADRANK=("$PYTHON" -m headrank)
 
 # phase NAME ARTEFACT MARKER COMMAND...: run COMMAND unless ARTEFACT/MARKER exists and the stamp says that this very command made it
 # from these very inputs. What another command began is removed first; what this one began is continued.
-CHAIN=$(cat "${folders[@]/%//qrels.txt}" "${folders[@]/%//run.bm25.txt}" ${HELD_OUT:+"$HELD_OUT"} ${TRAIN_QUERIES:+"$TRAIN_QUERIES"} | cksum)
+CHAIN=
+((DRY_RUN)) || CHAIN=$(cat "${folders[@]/%//qrels.txt}" "${folders[@]/%//run.bm25.txt}" ${HELD_OUT:+"$HELD_OUT"} ${TRAIN_QUERIES:+"$TRAIN_QUERIES"} | cksum)
 phase() {
     local name=$1 artefact=$2 marker=$2/$3 stamp="$OUTPUT/.phases/$1"; shift 3
     CHAIN=$(printf '%s\n' "$CHAIN" "$name" "$@" | cksum)

@@ -46,20 +46,22 @@ GPUS: Mapping[str, Gpu] = {
 def find_gpu(name: str, **given: float | None) -> Gpu:
     """The GPU of that name with any given number in place of its own; 'custom' needs all of them."""
     values = {key: value for key, value in given.items() if value is not None}
-    fields = [field.name for field in dataclasses.fields(Gpu) if field.name != "name"]
+    for key, value in values.items():
+        if not 0 < value < float("inf"):
+            raise InputError(f"{flag_of(key)} must be a number above 0")
     if name.lower() == "custom":
-        missing = [field for field in fields if field not in values]
+        missing = [field.name for field in dataclasses.fields(Gpu) if field.name not in (*values, "name")]
         if missing:
-            raise InputError(
-                f"--gpu custom needs every number; missing: {', '.join('--gpu-' + field.replace('_', '-') for field in missing)}"
-            )
+            raise InputError(f"--gpu custom needs every number; missing: {', '.join(map(flag_of, missing))}")
         return Gpu(name="custom", **values)
     if name.lower() not in GPUS:
         raise InputError(f"--gpu {name} is not one of {', '.join(GPUS)} or custom")
-    for key, value in values.items():
-        if not value > 0:
-            raise InputError(f"--gpu-{key.replace('_', '-')} must be above 0")
     return Gpu(**{**dataclasses.asdict(GPUS[name.lower()]), **values})
+
+
+def flag_of(field: str) -> str:
+    """The option of 'headrank plan' that replaces a number of a GPU."""
+    return "--gpu-" + field.removesuffix("_bytes").removesuffix("_flops").replace("_", "-")
 
 
 def wire_bytes(collective: str, message_bytes: float, group_size: int) -> float:

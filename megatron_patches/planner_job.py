@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from headrank.heads import HeadSet
 from megatron_patches.arguments import parse_arguments
 from megatron_patches.config import TrainingConfig, config_from
-from megatron_patches.shape import ModelShape
+from megatron_patches.shape import ModelShape, check_tensor_parallel_size, valid_tensor_parallel_sizes
 
 # Prompt text around the documents, in Qwen3 tokens, measured on the training collections: chat opening, "[i] " and line
 # breaks of each document, instruction + query + chat suffix, instruction + "N/A" + chat suffix, and the rows of I_q in both.
@@ -55,6 +56,18 @@ class Job:
         """Forward passes of one rank in one step."""
         return self.global_batch_size // (self.micro_batch_size * self.data_parallel)
 
+    def with_tensor_parallel(self, size: int, *, is_batch_free: bool = False) -> Job:
+        """The same job cut ``size`` ways; ``is_batch_free`` lets the global batch grow to the next multiple of the ranks."""
+        per_step = self.micro_batch_size * max(1, self.world_size // size)
+        batch = -(-self.global_batch_size // per_step) * per_step if is_batch_free else self.global_batch_size
+        return dataclasses.replace(self, tensor_parallel=size, global_batch_size=batch)
+
+    def possible_sizes(self, *, is_batch_free: bool = False) -> list[Job]:
+        """This job at every tensor-parallel size that model, ranks and batch allow, ascending."""
+        sizes = [size for size in valid_tensor_parallel_sizes(self.shape) if self.world_size % size == 0]
+        jobs = [self.with_tensor_parallel(size, is_batch_free=is_batch_free) for size in sizes]
+        return [job for job in jobs if job.global_batch_size % (job.micro_batch_size * job.data_parallel) == 0]
+
     def arguments(self) -> list[str]:
         """The flags of pretrain_headrank.py that shape the job."""
         flags = {
@@ -78,6 +91,7 @@ class Job:
 
     def config(self) -> TrainingConfig:
         """The job through the real parser and its checks."""
+        check_tensor_parallel_size(self.shape, self.tensor_parallel)
         return config_from(parse_arguments(self.arguments()), self.world_size)
 
     @property

@@ -131,7 +131,7 @@ class StepMeter(TorchDispatchMode):
         kwargs = kwargs or {}
         packet = func._overloadpacket
         if packet is torch.ops.prim.device:
-            return func(*args, **kwargs)
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
         if packet is aten._local_scalar_dense and isinstance(args[0], FakeTensor):
             return _any_number(args[0].dtype)
         if packet is aten.index:

@@ -8,7 +8,6 @@ rank with the most of them stands for all.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,7 +43,7 @@ def fake_world(world_size: int, tensor_model_parallel_size: int, rank: int = 0, 
         if has_gpu_kernels:
             stack.enter_context(mock.patch.object(device, "has_compiled_fusions", lambda: True))
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(_FusedNorms())
+            stack.enter_context(mock.patch.object(torch.nn.RMSNorm, "forward", _fused_norm))
         stack.enter_context(_NumbersFromFakes())
         parallel_state.initialize_model_parallel(tensor_model_parallel_size=tensor_model_parallel_size)
         tensor_parallel.model_parallel_cuda_manual_seed(1234, force_reset_rng=True)
@@ -95,23 +94,14 @@ def _converted(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
     return new
 
 
-class _FusedNorms(TorchFunctionMode):
+def _fused_norm(norm: torch.nn.RMSNorm, x: torch.Tensor) -> torch.Tensor:
     """RMSNorm as one kernel, under the condition torch has for it on a GPU: input and weight of one type.
 
     On a CPU torch takes RMSNorm apart into float32 pieces. LayerNorm, one kernel on both, reads, writes and keeps the same.
     """
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Replace F.rms_norm, pass everything else on."""
-        kwargs = kwargs or {}
-        if func is torch.nn.functional.rms_norm:
-            bound = inspect.signature(func).bind(*args, **kwargs).arguments
-            weight = bound.get("weight")
-            if weight is not None and weight.dtype == bound["input"].dtype:
-                return torch.native_layer_norm(bound["input"], list(bound["normalized_shape"]), weight, None, 1e-6)[0]
-        return func(*args, **kwargs)
+    if norm.weight is None or norm.weight.dtype != x.dtype:
+        return torch.nn.functional.rms_norm(x, norm.normalized_shape, norm.weight, norm.eps)
+    return torch.nn.functional.layer_norm(x, norm.normalized_shape, norm.weight)
 
 
 class _NumbersFromFakes(TorchFunctionMode):

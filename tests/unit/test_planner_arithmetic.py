@@ -40,8 +40,12 @@ def test_a_given_number_replaces_the_gpus_own_and_custom_needs_all() -> None:
     assert set(GPUS) == {"h20", "h100", "h800", "a100", "l40s", "mi300x"}
     with pytest.raises(InputError, match="not one of"):
         find_gpu("b200")
-    with pytest.raises(InputError, match="--gpu-memory-bytes"):
+    with pytest.raises(InputError, match="missing: --gpu-memory, --gpu-fp32, --gpu-memory-bandwidth, --gpu-link-bandwidth, --gpu-network"):
         find_gpu("custom", bf16_flops=1e12)
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
+        for name in ("h20", "custom"):
+            with pytest.raises(InputError, match="^--gpu-link-bandwidth must be a number above 0$"):
+                find_gpu(name, link_bandwidth=wrong)
     numbers = {field.name: 1.0 for field in dataclasses.fields(Gpu) if field.name != "name"}
     assert find_gpu("custom", **numbers).memory_bandwidth == 1.0
 
@@ -74,11 +78,12 @@ def test_rooflines_by_hand() -> None:
     update.messages[Message("reduce-scatter", (0, 4, 8, 12), 10**7)] += 1  # 0.75 s between nodes
     plan = plan_of(microbatch, update)
     assert plan.job.num_microbatches == 8
-    assert plan.compute_seconds == pytest.approx(16)
-    assert plan.memory_seconds == pytest.approx(16.8)
-    assert plan.network_seconds == pytest.approx(8 * 1.5 + 0.75)
-    assert plan.bound_seconds == plan.memory_seconds and plan.bound_by == "memory"
-    assert plan.serial_seconds == pytest.approx(8 * (1 + 2) + plan.network_seconds)
+    assert plan.step.compute == pytest.approx(16)
+    assert plan.step.memory == pytest.approx(16.8)
+    assert plan.step.network == pytest.approx(8 * 1.5 + 0.75)
+    assert plan.step.bound == plan.step.memory and plan.step.bound_by == "memory"
+    assert plan.step.serial == pytest.approx(8 * (1 + 2) + plan.step.network)
+    assert plan.microbatch.serial == pytest.approx(1 + 2 + 1.5)
     assert plan.traffic_by_collective() == {
         "all-reduce over 4 in the node": pytest.approx(8 * 1.5e8),
         "reduce-scatter over 4 between nodes": pytest.approx(7.5e6),
@@ -91,8 +96,11 @@ def test_steps_are_pairs_over_the_batch_for_the_paper_and_groups_over_the_batch_
     assert plan_of(costs, Costs(), "literal").num_steps == 32  # 1000 / 32
     ours = plan_of(costs, Costs(), pairs_per_context=16)
     assert (ours.samples_per_epoch, ours.num_steps) == (70, 3)  # 10 contexts of 100 pairs: 7 groups each
-    assert ours.reference_seconds == pytest.approx(3 * 1 / 3)  # ceil(10 / 4) contexts a rank, a third of a training pass
-    assert ours.hours(ours.bound_seconds) == pytest.approx((3 * 8 + 1) / 3600)
+    # ceil(10 / 4) contexts a rank of 1 s each, forward only: 2 of 7 attention products, 2 of 9 when recomputed
+    assert ours.reference_seconds("bound") == pytest.approx(3 * 2 / 7)
+    assert plan_of(costs, Costs(), is_recomputed=True).reference_seconds("bound") == pytest.approx(3 * 2 / 9)
+    assert ours.hours("bound") == pytest.approx((3 * 8 + 6 / 7) / 3600)
+    assert plan_of(costs, Costs(), "literal").hours("bound") == pytest.approx(32 * 8 / 3600)
 
 
 def test_a_job_fits_until_its_peak_passes_what_is_usable() -> None:
@@ -100,6 +108,63 @@ def test_a_job_fits_until_its_peak_passes_what_is_usable() -> None:
     assert plan.measured.peak_bytes == 65 * GIB and plan.usable_bytes == 93 * GIB and plan.fits
     small = dataclasses.replace(plan, gpu=dataclasses.replace(ROUND, memory_bytes=70 * GIB))
     assert not small.fits
+
+
+def test_the_global_batch_follows_the_ranks_only_where_none_was_asked_for() -> None:
+    job = dataclasses.replace(plan_of(Costs(), Costs()).job, world_size=1024)
+    sizes = {one.tensor_parallel: one.global_batch_size for one in job.possible_sizes(is_batch_free=True)}
+    assert sizes == {1: 1024, 2: 512, 4: 256, 8: 128}
+    assert job.possible_sizes() == []
+    node = dataclasses.replace(job, world_size=8)
+    assert [one.tensor_parallel for one in node.possible_sizes()] == [1, 2, 4, 8]
+    assert {one.global_batch_size for one in node.possible_sizes(is_batch_free=True)} == {32}
+    odd = dataclasses.replace(node, world_size=6)
+    assert [(one.tensor_parallel, one.global_batch_size) for one in odd.possible_sizes(is_batch_free=True)] == [(1, 36), (2, 33)]
+
+
+def test_nodes_stop_paying_at_the_batch_or_where_the_exchange_takes_longer_than_the_passes() -> None:
+    from megatron_patches.planner_limits import node_limit
+
+    slow, fast = Costs(), Costs()
+    slow.kernels[Kernel(10**18, torch.bfloat16, 1)] += 1
+    fast.kernels[Kernel(10**15, torch.bfloat16, 1)] += 1  # 1,000 s; the exchange of 30 GiB takes 3,221 s
+    by_batch, by_network = node_limit(plan_of(slow, Costs())), node_limit(plan_of(fast, Costs()))
+    assert by_batch.value == 16 and "global batch of 32" in by_batch.reason  # 32 ranks of 4 GPUs, 8 a node
+    assert by_network.value == int(32 * 1000 / 3221 / 2) and "30.0 GiB" in by_network.reason
+
+
+def test_sizes_that_arithmetic_rules_out_are_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    from megatron_patches import planner_limits
+
+    plan = plan_of(Costs(), Costs(), world_size=8, tensor_parallel=8)
+    built = []
+
+    def measured(job: object, recipe: str) -> object:
+        built.append(job.tensor_parallel)
+        return dataclasses.replace(plan.measured, activation_bytes=(30 if job.tensor_parallel > 2 else 300) * GIB)
+
+    monkeypatch.setattr(planner_limits, "measure_by_depth", measured)
+    assert planner_limits.smallest_tensor_parallel(plan) == 4 and built == [1, 2, 4]
+    built.clear()
+    small = dataclasses.replace(plan, gpu=dataclasses.replace(ROUND, memory_bytes=3.8 * GIB))  # 1.6 GiB usable of 3.4 at TP 1
+    assert planner_limits.smallest_tensor_parallel(small) is None and built == [4]
+
+
+def test_the_store_of_contexts_is_as_large_as_planned(tmp_path) -> None:
+    from transformers import AutoTokenizer
+
+    from data_tools.token_cache import context_bytes
+    from data_tools.training_set import TrainingSet
+    from headrank.prompt import PromptTemplate
+    from headrank.spans import PromptEncoder
+    from tests.toy_training import make_toy_job
+
+    job = make_toy_job(tmp_path, num_queries=6, num_documents=8)
+    made = TrainingSet(job.train, PromptEncoder(AutoTokenizer.from_pretrained(job.model), PromptTemplate()), permutations=2)
+    cache = made.cache
+    on_disk = sum(file.stat().st_size for file in cache.folder.glob("*.bin"))
+    each = context_bytes(len(cache.tokens) / 6 / 2, 8, made.num_pairs / 6, len(cache.names) / 6, num_orders=2)
+    assert on_disk == pytest.approx(6 * each + 16)  # two arrays of starts have one entry more
 
 
 def test_the_paper_s_models_have_their_published_sizes_and_heads() -> None:
