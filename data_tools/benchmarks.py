@@ -1,6 +1,7 @@
 """The paper's fourteen benchmarks: candidates, measure, where each comes from, and what is peculiar about it.
 
-Names of indexes, topics and judgements are Pyserini's; ``ir_datasets`` is the id of the same data there, where it is the same.
+Names of indexes, topics and judgements are Pyserini's (the same from 1.0 to 2.3); ``ir_datasets`` is the id of the same data
+there, where it is the same. Licence notes are pointers, checked against the sources they name; the terms of the source hold.
 A prepared benchmark is a collection folder called by its name in ``benchmark_home``.
 """
 
@@ -15,8 +16,13 @@ from pathlib import Path
 from data_tools.published import PublishedNumber, published_numbers
 from headrank.errors import InputError
 
-_OWN_LICENCE = "its own, see the page of the data set"
-_WIKIPEDIA_LICENCE = "texts of Wikipedia, CC BY-SA"
+_OWN_LICENCE = "see the source's own terms; BEIR grants none"
+_WIKIPEDIA_LICENCE = "texts of Wikipedia (CC BY-SA); see the source's own terms"
+_MS_MARCO_LICENCE = "for non-commercial research, without any licence to the texts: https://microsoft.github.io/msmarco"
+_MS_MARCO_QUIRKS = (
+    "passages have no titles",
+    "some characters of the original texts are encoded twice; ir_datasets repairs them",
+)
 
 
 @dataclass(frozen=True)
@@ -78,8 +84,6 @@ def _multi_hop(name: str, title: str, **changes: object) -> Benchmark:
     )
 
 
-_MS_MARCO_LICENCE = "MS MARCO: non-commercial research only, no redistribution of the texts"
-
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark
     for benchmark in (
@@ -93,7 +97,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             qrels="dl19-passage",
             ir_datasets="msmarco-passage/trec-dl-2019/judged",
             licence=_MS_MARCO_LICENCE,
-            quirks=("passages have no titles", "the v1 texts are double-encoded UTF-8 in the original; ir_datasets repairs them"),
+            quirks=_MS_MARCO_QUIRKS,
             aliases=("trec-dl-2019", "dl2019"),
         ),
         Benchmark(
@@ -106,19 +110,21 @@ BENCHMARKS: dict[str, Benchmark] = {
             qrels="dl20-passage",
             ir_datasets="msmarco-passage/trec-dl-2020/judged",
             licence=_MS_MARCO_LICENCE,
-            quirks=("passages have no titles", "the v1 texts are double-encoded UTF-8 in the original; ir_datasets repairs them"),
+            quirks=_MS_MARCO_QUIRKS,
             aliases=("trec-dl-2020", "dl2020"),
         ),
-        _beir("trec-covid", "TREC-COVID", 50, "trec-covid", quirks=("a few grades are -1: not relevant",), aliases=("covid",)),
+        _beir(
+            "trec-covid", "TREC-COVID", 50, "trec-covid", quirks=("two of BEIR's grades are -1; Pyserini's have none",), aliases=("covid",)
+        ),
         _beir(
             "arguana",
             "ArguAna",
             1406,
             "arguana",
             quirks=(
-                "a query is itself a document of the corpus; the paper's BM25 (29.99) keeps it among the candidates",
-                "BEIR and Pyserini remove it (39.70 in Pyserini's own table): --remove-query",
-                "queries are whole paragraphs",
+                "a query is itself a document of the corpus; Pyserini's own table (39.70) removes it: --remove-query",
+                "the paper's BM25 (29.99) is ten points lower, as a run that keeps it would be",
+                "queries are whole paragraphs, and each has one relevant document",
             ),
         ),
         _beir(
@@ -127,19 +133,28 @@ BENCHMARKS: dict[str, Benchmark] = {
             57,
             "trec-news",
             ir_datasets=None,
-            licence="Washington Post collection: NIST gives it out after an agreement",
-            quirks=("NIST's grades are gains (0, 2, 4, 8, 16): no two differ by one, so they give no adjacent pairs",),
+            source="https://trec.nist.gov/data/news2019.html and, for the texts, https://trec.nist.gov/data/wapost",
+            licence="texts of the Washington Post: from NIST, after an agreement",
+            quirks=(
+                "a query is the title of an article",
+                "grades are 0 to 4 in Pyserini; NIST's own are gains (0, 2, 4, 8, 16), of which no two differ by one: no adjacent pairs",
+            ),
             aliases=("news",),
         ),
         _beir("fiqa", "FiQA-2018", 648, "fiqa", ir_datasets="beir/fiqa/test", quirks=("documents have no titles",)),
-        _beir("scidocs", "SciDocs", 1000, "scidocs", quirks=("queries are titles of papers", "relevance is citation: binary")),
+        _beir(
+            "scidocs",
+            "SciDocs",
+            1000,
+            "scidocs",
+            quirks=("queries are titles of papers", "relevance is citation: about 5 cited and 25 others a query"),
+        ),
         _beir(
             "nfcorpus",
             "NFCorpus",
             323,
             "nfcorpus",
             ir_datasets="beir/nfcorpus/test",
-            licence="free for academic use (Boteva et al. 2016)",
             quirks=("15 queries retrieve nothing: the paper's 33.75 averages over the other 308, over all 323 it is 32.18",),
             aliases=("nfc",),
         ),
@@ -151,6 +166,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             "dbpedia-entity",
             ir_datasets="beir/dbpedia-entity/test",
             licence=_WIKIPEDIA_LICENCE,
+            quirks=("documents are entities; grades 0 to 2",),
             aliases=("dbpedia-entity",),
         ),
         _beir(
@@ -165,18 +181,23 @@ BENCHMARKS: dict[str, Benchmark] = {
         _multi_hop(
             "hotpotqa",
             "HotpotQA",
-            licence="CC BY-SA 4.0",
+            licence="CC BY-SA 4.0 (hotpotqa.github.io)",
             quirks=("two supporting passages a question", "BEIR's hotpotqa is another task: all of Wikipedia, 7,405 questions"),
             aliases=("hotpot",),
         ),
         _multi_hop(
             "2wiki",
             "2WikiMultihopQA",
-            licence="Apache-2.0",
+            licence="Apache-2.0 (github.com/Alab-NII/2wikimultihop), texts of Wikipedia",
             quirks=("two to four supporting passages a question",),
             aliases=("2wikimultihopqa",),
         ),
-        _multi_hop("musique", "MuSiQue", licence="CC BY 4.0", quirks=("two to four supporting passages a question",)),
+        _multi_hop(
+            "musique",
+            "MuSiQue",
+            licence="CC BY 4.0 (github.com/StonyBrookNLP/musique), texts of Wikipedia",
+            quirks=("two to four supporting passages a question",),
+        ),
     )
 }
 

@@ -1,12 +1,13 @@
-"""Make a benchmark out of local files (or Pyserini's) and compare its candidates with the paper's first-stage row."""
+"""Make a benchmark out of local files, ir_datasets or Pyserini, and compare its candidates with the paper's first-stage row."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_tools.beir_folder import TEST_QRELS, is_beir_folder, read_beir_qrels, read_beir_queries
+from data_tools.beir_folder import find_beir_files, read_beir_qrels, read_beir_queries
 from data_tools.benchmarks import Benchmark
 from data_tools.collection_files import write_collection
 from data_tools.retrieve import Bm25Index, RankedList, search_all, strictly_decreasing
@@ -16,6 +17,7 @@ from headrank.formats import Candidate, Collection, Document, Qrels, Run, iterat
 
 RETRIEVAL_DEPTH = 100  # more than any table needs, so that deeper lists can be tried
 EQUAL = 0.0051  # the paper prints two digits
+Watch = Callable[[Iterable[Document]], Iterable[Document]]  # lets the caller show progress
 
 
 @dataclass(frozen=True)
@@ -44,32 +46,65 @@ class Check:
         return self.published is not None and abs(self.over_found - self.published) < EQUAL
 
 
-def read_material(benchmark: Benchmark, source: str) -> Material:
-    """Queries, judgements, candidates and texts from a collection folder, a BEIR folder, or 'pyserini'."""
+def _unwatched(documents: Iterable[Document]) -> Iterable[Document]:
+    return documents
+
+
+def read_material(benchmark: Benchmark, source: str, watch: Watch = _unwatched) -> Material:
+    """Queries, judgements, candidates and texts from a collection folder, a BEIR folder, 'ir_datasets[:ID]', or 'pyserini'."""
     if source == "pyserini":
         return _from_pyserini(benchmark)
+    package, colon, dataset_id = source.partition(":")
+    if package == "ir_datasets" and (dataset_id or not colon):
+        return _from_ir_datasets(benchmark, dataset_id or benchmark.ir_datasets, watch)
     folder = Path(source)
-    if is_beir_folder(folder):
-        queries, qrels = read_beir_queries(folder / "queries.jsonl"), read_beir_qrels(folder / TEST_QRELS)
-        corpus_path, run_path = folder / "corpus.jsonl", None
+    beir = find_beir_files(folder)
+    if beir is not None:
+        queries, qrels = read_beir_queries(beir.queries), read_beir_qrels(beir.qrels)
+        corpus_path, run_path = beir.corpus, None
     else:
         collection = Collection.open(folder)
         queries, qrels, corpus_path, run_path = collection.queries(), collection.qrels(), collection.corpus_path, collection.run_path
     own = folder / f"run.{benchmark.retriever}.txt"
     run_path = own if own.is_file() else run_path
-    queries = {query_id: text for query_id, text in queries.items() if query_id in qrels}
-    if not queries:
-        raise InputError(f"{folder}: no query is judged; do queries and judgements belong together?")
+    queries = _judged(queries, qrels, str(folder))
     if run_path is not None:
         run = {query_id: rows for query_id, rows in _ranked(read_run(run_path)).items() if query_id in queries}
+        if not run:
+            raise InputError(f"{run_path}: no query of the run is judged; do the run and the judgements belong together?")
         origin = run_path.name
     elif benchmark.retriever == "bm25":
-        run = search_all(Bm25Index(iterate_corpus(corpus_path)), queries, RETRIEVAL_DEPTH)
+        run = search_all(Bm25Index(watch(iterate_corpus(corpus_path))), queries, RETRIEVAL_DEPTH)
         origin = "bm25s over the whole corpus"
     else:
         raise InputError(f"{folder}: {own.name} is missing; {benchmark.title} needs candidates of {benchmark.retriever}")
     documents = _texts(corpus_path, run)
     return Material(queries, qrels, run, documents, origin)
+
+
+def _judged(queries: dict[str, str], qrels: Qrels, source: str) -> dict[str, str]:
+    judged = {query_id: text for query_id, text in queries.items() if query_id in qrels}
+    if not judged:
+        raise InputError(f"{source}: no query is judged; do queries and judgements belong together?")
+    return judged
+
+
+def _from_ir_datasets(benchmark: Benchmark, dataset_id: str | None, watch: Watch) -> Material:
+    from data_tools.ir_datasets_source import iterate_dataset, load_dataset, read_dataset_qrels, read_dataset_queries
+
+    if dataset_id is None:
+        raise InputError(f"{benchmark.name}: ir_datasets does not have it as the paper uses it; {benchmark.source}")
+    if benchmark.retriever != "bm25":
+        raise InputError(
+            f"{benchmark.name}: needs candidates of {benchmark.retriever}, and ir_datasets has none; give a folder with --from"
+        )
+    dataset = load_dataset(dataset_id)
+    qrels = read_dataset_qrels(dataset, dataset_id)
+    queries = _judged(read_dataset_queries(dataset, dataset_id), qrels, f"ir_datasets {dataset_id}")
+    run = search_all(Bm25Index(watch(iterate_dataset(dataset, dataset_id))), queries, RETRIEVAL_DEPTH)
+    wanted = {doc_id for ranked in run.values() for doc_id, _ in ranked}
+    documents = {document.doc_id: document for document in iterate_dataset(dataset, dataset_id) if document.doc_id in wanted}
+    return Material(queries, qrels, run, documents, f"bm25s over ir_datasets {dataset_id}")
 
 
 def _from_pyserini(benchmark: Benchmark) -> Material:
@@ -78,7 +113,7 @@ def _from_pyserini(benchmark: Benchmark) -> Material:
     if benchmark.index is None or benchmark.topics is None or benchmark.qrels is None:
         raise InputError(f"{benchmark.name}: not in Pyserini; {benchmark.source}")
     qrels = load_qrels(benchmark.qrels)
-    queries = {query_id: text for query_id, text in load_topics(benchmark.topics).items() if query_id in qrels}
+    queries = _judged(load_topics(benchmark.topics), qrels, f"Pyserini's topics {benchmark.topics}")
     result = search_pyserini(benchmark.index, queries, RETRIEVAL_DEPTH)
     return Material(queries, qrels, result.run, result.documents, f"Pyserini, index {benchmark.index}")
 

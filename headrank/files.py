@@ -19,7 +19,6 @@ from typing import IO
 
 from headrank.errors import InputError
 
-
 _DEVICE_FOLDERS = (Path("/dev"), Path("/dev/fd"))
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
