@@ -109,6 +109,7 @@ def build_pairs(
             raise InputError(f"query id {min(unseen)!r} of the --hold-out or --only list is in none of the runs; correct the list")
         if not any(count.pairs for count in counts):
             raise InputError("no pairs: no two judged candidates have adjacent grades; see --depth and --unjudged-as-zero")
+        (output / SUMMARY_FILE).unlink(missing_ok=True)  # an older one must not vouch for files of which only some are replaced
         json.dump({"settings": asdict(settings), "collections": [count.to_dict() for count in counts]}, summary, indent=2)
         summary.write("\n")
     return counts

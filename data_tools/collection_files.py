@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrank.errors import InputError
+from headrank.files import require_writable
 from headrank.formats import Document, Qrels, atomic_write, write_json, write_jsonl, write_run
 
 FACTS_FILE = "benchmark.json"
@@ -34,7 +35,7 @@ def write_collection(
     is_there = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     if is_there and not (overwrite and (folder / FACTS_FILE).is_file()):
         raise InputError(f"{folder}: already exists; remove it or choose another folder")
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    require_writable(folder)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         with atomic_write(temporary / "queries.tsv") as stream:
@@ -48,8 +49,10 @@ def write_collection(
         if facts is not None:
             write_json(temporary / FACTS_FILE, facts)
         os.chmod(temporary, 0o755)
-        if is_there:
-            shutil.rmtree(folder)
+        if is_there:  # two renames: at no moment is there half a collection
+            os.replace(folder, replaced := Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent)))
         os.replace(temporary, folder)
+        if is_there:
+            shutil.rmtree(replaced, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

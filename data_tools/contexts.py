@@ -89,7 +89,7 @@ def iterate_contexts_with_pairs(directory: Path) -> Iterator[tuple[Context, list
         places = {document.doc_id: (index, document.grade) for index, document in enumerate(context.documents)}
         chosen = []
         while pair is not None and pair.context_id == context.context_id:
-            chosen.append(_indices(directory, pair, places))
+            chosen.append(pair_indices(directory, pair, places))
             pair = next(pairs, None)
         yield context, chosen
     if pair is not None:
@@ -97,8 +97,8 @@ def iterate_contexts_with_pairs(directory: Path) -> Iterator[tuple[Context, list
         raise InputError(f"{directory / PAIRS_FILE}: context {pair.context_id!r} {state}; both files need the same order of contexts")
 
 
-def _indices(directory: Path, pair: Pair, places: dict[str, tuple[int, int | None]]) -> tuple[int, int]:
-    """The pair's places in its context; ids and grades must be the context's."""
+def pair_indices(directory: Path, pair: Pair, places: Mapping[str, tuple[int, int | None]]) -> tuple[int, int]:
+    """The pair's places in its context, given as document id -> (place, grade); ids and grades must be the context's."""
     found = []
     for doc_id, grade in ((pair.chosen, pair.chosen_grade), (pair.rejected, pair.rejected_grade)):
         index, known = places.get(doc_id, (None, None))

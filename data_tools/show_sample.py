@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from data_tools.contexts import CONTEXTS_FILE, PAIRS_FILE, Context, iterate_contexts, iterate_pairs
+from data_tools.contexts import CONTEXTS_FILE, PAIRS_FILE, Context, iterate_contexts, iterate_pairs, pair_indices
 from headrank.errors import InputError
 from headrank.spans import EncodedContext, PromptEncoder
 
@@ -29,11 +29,9 @@ def render_context(directory: Path, number: int, encoder: PromptEncoder, words: 
     context = _find(directory, number)
     order = encoder.template.prompt_order(len(context.documents))
     encoded = encoder.encode(context.query, [(context.documents[i].title, context.documents[i].text) for i in order])
-    places = {context.documents[index].doc_id: place for place, index in enumerate(order)}
+    places = {context.documents[index].doc_id: (place, context.documents[index].grade) for place, index in enumerate(order)}
     pairs = [
-        (places[pair.chosen], places[pair.rejected])
-        for pair in iterate_pairs(directory / PAIRS_FILE)
-        if pair.context_id == context.context_id
+        pair_indices(directory, pair, places) for pair in iterate_pairs(directory / PAIRS_FILE) if pair.context_id == context.context_id
     ]
     yield _legend(context, encoded, len(pairs))
     yield _prompt(context, order, encoded, encoder.tokenizer, words)
@@ -45,6 +43,8 @@ def _find(directory: Path, number: int) -> Context:
     context = next(itertools.islice(iterate_contexts(path), number, None), None) if number >= 0 else None
     if context is None:
         count = sum(1 for _ in iterate_contexts(path))
+        if not count:
+            raise InputError(f"{path}: no contexts; the file is empty, make it with 'headrank pairs'")
         raise InputError(f"{path}: there is no context {number}; give a number from 0 to {count - 1}")
     return context
 

@@ -141,10 +141,20 @@ def _show(args: argparse.Namespace) -> int:
     from rich.console import Console
     from transformers import AutoTokenizer
 
+    from data_tools.contexts import CONTEXTS_FILE
     from data_tools.show_sample import render_context
     from headrank.spans import PromptEncoder
 
-    encoder = PromptEncoder(AutoTokenizer.from_pretrained(resolve_model(args.model)), prompt_from(args))
+    if not (Path(args.output) / CONTEXTS_FILE).is_file():
+        raise InputError(f"{args.output}: has no {CONTEXTS_FILE} to show; build it first, without --show")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(resolve_model(args.model))
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(
+            f"model {args.model!r} has no tokenizer that can be loaded ({reason}); give a directory, a hub name or 'embedded'"
+        ) from error
+    encoder = PromptEncoder(tokenizer, prompt_from(args))
     console = Console()
     for part in render_context(Path(args.output), args.show, encoder, args.words):
         console.print(part)
