@@ -23,6 +23,8 @@ from headrank.scores import calibrated_scores, entropy, sum_over_documents
 from headrank.spans import EncodedContext
 
 _SAMPLES, _SAMPLE_BYTES = 64, 1 << 16  # of each weight file, for the fingerprint of a model
+# how deep a model was loaded, and from where, is no part of its weights
+_DEPTH_AND_NAME = ("_name_or_path", "num_hidden_layers", "layer_types", "max_window_layers")
 
 
 @dataclass(frozen=True)
@@ -77,25 +79,27 @@ class StatisticsCache:
         """``model_key`` names the weights and how they are read (see ``model_fingerprint``)."""
         self.directory, self.model_key = Path(directory), model_key
 
-    def path(self, context: EncodedContext, num_layers: int) -> Path:
+    def path(self, context: EncodedContext) -> Path:
         """Where the statistics of this context lie: its tokens and spans are part of the name."""
-        digest = hashlib.sha256(f"{self.model_key}|{num_layers}|{context.query_rows}|{context.calibration_rows}|".encode())
+        digest = hashlib.sha256(f"{self.model_key}|{context.query_rows}|{context.calibration_rows}|".encode())
         digest.update(np.ascontiguousarray(context.input_ids, dtype=np.int32).tobytes())
         digest.update(repr((context.prefix_length, context.document_spans)).encode())
         return self.directory / f"{digest.hexdigest()[:32]}.npz"
 
     def load(self, context: EncodedContext, num_layers: int) -> HeadStatistics | None:
-        """What an earlier run computed, or None; a file cut short by a crash counts as absent."""
+        """The first ``num_layers`` layers of what an earlier run read, or None; a file cut short by a crash counts as absent."""
         try:
-            with np.load(self.path(context, num_layers)) as values:
-                length = int(values["sequence_length"])
-                return HeadStatistics(values["raw_LHN"], values["calibrated_LHN"], values["entropy_LH"], sequence_length=length)
+            with np.load(self.path(context)) as values:
+                if len(values["raw_LHN"]) < num_layers:
+                    return None
+                arrays = (values[name][:num_layers] for name in ("raw_LHN", "calibrated_LHN", "entropy_LH"))
+                return HeadStatistics(*arrays, sequence_length=int(values["sequence_length"]))
         except (FileNotFoundError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
             return None
 
-    def save(self, context: EncodedContext, num_layers: int, statistics: HeadStatistics) -> None:
-        """Write atomically."""
-        with atomic_write(self.path(context, num_layers), "wb") as stream:
+    def save(self, context: EncodedContext, statistics: HeadStatistics) -> None:
+        """Write atomically; deeper statistics replace shallower ones."""
+        with atomic_write(self.path(context), "wb") as stream:
             np.savez(stream, **vars(statistics))
 
 
@@ -104,7 +108,7 @@ def model_fingerprint(reader: AttentionReader) -> str:
 
     Sampling 4 MiB a file finds any retrained model without reading gigabytes; a hub name stands for itself.
     """
-    config = {key: value for key, value in reader.config.to_dict().items() if key != "_name_or_path"}
+    config = {key: value for key, value in reader.config.to_dict().items() if key not in _DEPTH_AND_NAME} | {"layers": reader.num_layers}
     digest = hashlib.sha256(f"{reader.model.dtype}|{reader.device.type}|{json.dumps(config, sort_keys=True, default=str)}".encode())
     folder = Path(reader.name)
     files = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.bin")) if folder.is_dir() else []

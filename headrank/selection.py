@@ -231,7 +231,7 @@ def _statistics(
                     f"{reader.name}: attention is not finite for query {batch[index].query!r}; the weights hold NaN or infinity"
                 )
             if cache:
-                cache.save(encoded[index], num_layers, statistics)
+                cache.save(encoded[index], statistics)
             found[index] = statistics
     return [statistics for statistics in found if statistics is not None]
 

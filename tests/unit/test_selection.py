@@ -279,13 +279,26 @@ def test_the_same_input_gives_the_same_file_also_from_the_cache(reader, contexts
 def test_a_torn_cache_file_is_computed_again(reader, contexts, tmp_path: Path) -> None:
     cache = StatisticsCache(tmp_path, "key")
     encoded = reader.encoder.encode(contexts[0].query, contexts[0].documents)
-    cache.save(encoded, LAYERS, head_statistics(reader, [encoded])[0])
+    cache.save(encoded, head_statistics(reader, [encoded])[0])
     assert isinstance(cache.load(encoded, LAYERS), HeadStatistics)
-    assert cache.load(encoded, LAYERS - 1) is None
     assert StatisticsCache(tmp_path, "other").load(encoded, LAYERS) is None
-    path = cache.path(encoded, LAYERS)
+    path = cache.path(encoded)
     path.write_bytes(path.read_bytes()[:100])
     assert cache.load(encoded, LAYERS) is None
+
+
+def test_deeper_statistics_serve_a_pruned_selection_and_shallower_ones_do_not(reader, contexts, tmp_path: Path) -> None:
+    pruned = AttentionReader.load(reader.name, last_layer=1)
+    assert model_fingerprint(pruned) == model_fingerprint(reader)
+    cache = StatisticsCache(tmp_path, model_fingerprint(reader))
+    encoded = reader.encoder.encode(contexts[0].query, contexts[0].documents)
+    shallow = head_statistics(pruned, [encoded], 2)[0]
+    cache.save(encoded, shallow)
+    assert cache.load(encoded, LAYERS) is None
+    cache.save(encoded, head_statistics(reader, [encoded])[0])
+    served = cache.load(encoded, 2)
+    assert served is not None
+    assert all(np.array_equal(value, getattr(served, name)) for name, value in vars(shallow).items())
 
 
 def test_the_fingerprint_changes_with_the_weights(reader: AttentionReader, tmp_path: Path) -> None:
