@@ -29,6 +29,7 @@ class PairSettings:
 
     depth: int = 100
     unjudged_as_zero: bool = False
+    judged_only: bool = False
     random_pairs: bool = False
     max_pairs: int = 0
     sublists: int = 0
@@ -39,6 +40,8 @@ class PairSettings:
     def __post_init__(self) -> None:
         if self.depth < 2:
             raise InputError(f"--depth {self.depth}: a pair needs at least two candidates")
+        if self.judged_only and self.unjudged_as_zero:
+            raise InputError("--judged-only leaves unjudged candidates out, --unjudged-as-zero keeps them; give one")
         if self.sublists and self.sublist_size < 2:
             raise InputError(f"--sublist-size {self.sublist_size}: a pair needs at least two candidates")
         if self.max_pairs < 0 or self.sublists < 0:
@@ -135,6 +138,9 @@ def _preferences(collection: Collection, run: Run, settings: PairSettings, count
         grades = known_grades([qrels[query_id].get(row.doc_id) for row in rows], unjudged_as_zero=settings.unjudged_as_zero)
         count.documents += len(rows)
         count.judged_documents += sum(row.doc_id in qrels[query_id] for row in rows)
+        if settings.judged_only:
+            rows = [row for row, grade in zip(rows, grades, strict=True) if grade is not None]
+            grades = [grade for grade in grades if grade is not None]
         found = False
         for context_id, members in _lists(f"{collection.name}/{query_id}", grades, settings):
             documents = tuple(

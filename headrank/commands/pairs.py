@@ -31,6 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--unjudged-as-zero", action="store_true", help="treat candidates without a judgement as grade 0 (default: ignore them)"
     )
     group.add_argument(
+        "--judged-only",
+        action="store_true",
+        help="leave candidates without a judgement out of the contexts: shorter lists, more pairs a token",
+    )
+    group.add_argument(
         "--max-pairs-per-query", type=positive_int, metavar="N", help="keep at most N pairs a context, balanced over grade levels"
     )
     group.add_argument("--random-pairs", action="store_true", help="the ablation: as many pairs, drawn from all with different grades")
@@ -71,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     settings = PairSettings(
         depth=args.depth,
         unjudged_as_zero=args.unjudged_as_zero,
+        judged_only=args.judged_only,
         random_pairs=args.random_pairs,
         max_pairs=args.max_pairs_per_query or 0,
         sublists=args.sublists,

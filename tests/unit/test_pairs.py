@@ -133,6 +133,16 @@ def test_depth_cuts_the_list_before_pairs_are_made(collection: Collection, tmp_p
     assert all(len(context.documents) == 2 for context in iterate_contexts(tmp_path / "out" / "contexts.jsonl"))
 
 
+def test_judged_only_leaves_the_others_out_and_changes_no_pair(collection: Collection, tmp_path: Path) -> None:
+    build_pairs([collection], tmp_path / "all", PairSettings())
+    build_pairs([collection], tmp_path / "judged", PairSettings(judged_only=True))
+    first = next(iterate_contexts(tmp_path / "judged" / "contexts.jsonl"))
+    assert [(document.doc_id, document.rank) for document in first.documents] == [("dq1-0", 1), ("dq1-1", 2), ("dq1-3", 4), ("dq1-4", 5)]
+    assert (tmp_path / "judged" / "pairs.jsonl").read_bytes() == (tmp_path / "all" / "pairs.jsonl").read_bytes()
+    with pytest.raises(InputError, match="give one"):
+        PairSettings(judged_only=True, unjudged_as_zero=True)
+
+
 def test_a_sublist_context_keeps_the_original_ranks(collection: Collection, tmp_path: Path) -> None:
     build_pairs([collection], tmp_path / "out", PairSettings(sublists=3, sublist_size=3, keep_full_list=True))
     contexts = list(iterate_contexts(tmp_path / "out" / "contexts.jsonl"))
