@@ -14,11 +14,12 @@ OUTPUT=${OUTPUT:-runs/demo}
 TRAIN_QUERIES=${TRAIN_QUERIES:-$COLLECTION/train.qids}
 HELD_OUT_QUERIES=${HELD_OUT_QUERIES:-$COLLECTION/heldout.qids}
 SELECTION_PER_TOPIC=${SELECTION_PER_TOPIC:-1}  # training queries of each topic that head selection looks at
+PRUNE=${PRUNE:-0.3}  # HeadRank's heads come from the lower 70% of the layers: a shorter training step and prefill
 CORES=$(getconf _NPROCESSORS_ONLN)
 GIGABYTES=$(awk '/MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo 2>/dev/null || echo 16)
-export DEPTH=${DEPTH:-20} TP=${TP:-1} PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-3e-5} EPOCHS=${EPOCHS:-1} GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-2}
-# lists of 12 documents drawn from each query's 20 keep a training step short; reranking sees all 20
-export PAIRS_FLAGS=${PAIRS_FLAGS---sublists 1 --sublist-size 12}
+export DEPTH=${DEPTH:-16} TP=${TP:-1} PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-3e-5} EPOCHS=${EPOCHS:-1} GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-2}
+# lists of the judged candidates only, about 10 of a query's 20, keep a training step short; reranking sees all
+export PAIRS_FLAGS=${PAIRS_FLAGS---depth 20 --judged-only}
 # two data-parallel ranks where cores and memory (5 GB a rank at TP 1) allow it
 export NPROC=${NPROC:-$((CORES >= 2 * TP && GIGABYTES >= 12 ? 2 * TP : TP))} SAVE_INTERVAL=${SAVE_INTERVAL:-1000}
 export PYTHON=${PYTHON:-python} DRY_RUN=${DRY_RUN:-0}
@@ -51,7 +52,7 @@ say "phases 1-5: ALPS pairs, head selection, training at TP $TP on $NPROC proces
 ((DRY_RUN)) || mkdir -p "$OUTPUT"
 ((DRY_RUN)) || awk -F'\t' -v most="$SELECTION_PER_TOPIC" 'seen[$2]++ < most' "$TRAIN_QUERIES" >"$OUTPUT/selection.qids"
 export MODEL COLLECTION OUTPUT TRAIN_QUERIES STATISTICS=$OUTPUT/head-statistics
-export SELECT_FLAGS="--only $OUTPUT/selection.qids --no-retriever-order"
+export SELECT_FLAGS="--only $OUTPUT/selection.qids --no-retriever-order --prune $PRUNE"
 ((CORES < 2 * NPROC)) || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((CORES / NPROC))} # torchrun gives each process one thread otherwise
 launch/pipeline.sh --no-save-optim "$@" # a third of the disk; a stopped demo trains again from the start
 unset OMP_NUM_THREADS

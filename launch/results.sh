@@ -1,0 +1,103 @@
+#!/usr/bin/env bash
+# The study behind docs/results.md: train with several seeds, then every method on every test collection, in two document orders.
+#
+#   TRAIN="dl21 dl23-llmjudge" EVAL="dl19=DIR nfcorpus=DIR ..." OUTPUT=runs/results launch/results.sh [flags for pretrain_headrank.py]
+#   PHASES="train" launch/results.sh          # or heads, evaluate, rankgpt, report: one at a time; default: all, in this order
+#
+# Everything resumes: stop it at any time and start it again. Settings were chosen with launch/tune.sh on VALID_QUERIES, which are
+# training queries; the test collections are read by 'evaluate' and 'rankgpt' only.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+MODEL=${MODEL:-embedded}
+TRAIN=${TRAIN:?TRAIN: collection folders to train on, separated by spaces}
+TRAIN_QUERIES=${TRAIN_QUERIES:-docs/results/train.qids}
+EVAL=${EVAL:?EVAL: NAME=FOLDER of every test collection, separated by spaces}
+SAMPLES=${SAMPLES:-docs/results/samples}       # SAMPLES/NAME.qids restricts a test collection to these queries, where there is one
+OUTPUT=${OUTPUT:-runs/results}
+SEEDS=${SEEDS:-1 2 3}
+DEPTHS=${DEPTHS:-20 40}
+ORDERS=${ORDERS:-retriever shuffled}
+MAX_WORDS=${MAX_WORDS:-100}                    # words of a document in every prompt
+QUERY_ROWS=${QUERY_ROWS:-instruction}
+NEEDLES=${NEEDLES:-20}
+RANKGPT=${RANKGPT:-dl19}                       # test collection on which RankGPT writes its rankings, on SAMPLES/rankgpt.qids
+PHASES=${PHASES:-heads train evaluate rankgpt report}
+export SELECT_FLAGS=${SELECT_FLAGS:---temperature 0.01 --prune 0.2}
+export PAIRS_FLAGS=${PAIRS_FLAGS:---depth 100 --judged-only --sublists 3 --sublist-size 16} # training lists, drawn from the top 100
+export DEPTH=${DEPTH:-20} PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-1e-4} EPOCHS=${EPOCHS:-1}
+export GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-2} NPROC=${NPROC:-1} SAVE_INTERVAL=${SAVE_INTERVAL:-20} PYTHON=${PYTHON:-python} DRY_RUN=${DRY_RUN:-0}
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE} GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-0} TOKENIZERS_PARALLELISM=false
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" STATISTICS=${STATISTICS:-$OUTPUT/head-statistics}
+HEADRANK=("$PYTHON" -m headrank)
+PROMPT=(--query-rows "$QUERY_ROWS" --max-words "$MAX_WORDS")
+
+run() { if ((DRY_RUN)); then printf '%q ' "$@"; printf '\n'; else "$@"; fi; }
+wants() { [[ " $PHASES " == *" $1 "* ]]; }
+
+read -ra folders <<<"$TRAIN"
+read -ra tests <<<"$EVAL"
+read -ra seeds <<<"$SEEDS"
+read -ra depths <<<"$DEPTHS"
+read -ra orders <<<"$ORDERS"
+COLLECTIONS=()
+for folder in "${folders[@]}"; do COLLECTIONS+=(--collection "$folder"); done
+SELECT=("${HEADRANK[@]}" select-heads --model "$MODEL" "${COLLECTIONS[@]}" --only "$TRAIN_QUERIES" --depth "$DEPTH" --permutations "$PERMUTATIONS"
+    --cache "$STATISTICS" "${PROMPT[@]}")
+
+if wants heads; then # of the training-free methods, each as its own paper has it, from the same lists as HeadRank's
+    for method in core qr; do
+        [[ -f $OUTPUT/heads.$method.json ]] || run "${SELECT[@]}" --method "$method" --output "$OUTPUT/heads.$method.json"
+    done
+    [[ -f $OUTPUT/heads.niah.json ]] || run "${HEADRANK[@]}" select-heads --method niah --model "$MODEL" "${COLLECTIONS[@]:0:2}" --needles "$NEEDLES" \
+        "${PROMPT[@]}" --output "$OUTPUT/heads.niah.json"
+fi
+
+if wants train; then # the seeds share pairs, heads and the frozen model's scores in all but name
+    cache=$OUTPUT/reference_scores.jsonl
+    for seed in "${seeds[@]}"; do
+        echo "== seed $seed"
+        MODEL=$MODEL COLLECTION=$TRAIN TRAIN_QUERIES=$TRAIN_QUERIES OUTPUT=$OUTPUT/seed-$seed SEED=$seed SELECT_FLAGS="${PROMPT[*]} $SELECT_FLAGS" \
+            launch/pipeline.sh --headrank-reference-cache "$cache" "$@"
+    done
+fi
+
+# cells MODEL METHODS... -- HEADS...: what is not done of one model, all its attention methods read off one forward
+cells() {
+    local model=$1 methods=() entry name only; shift
+    while [[ $1 != -- ]]; do methods+=("$1"); shift; done; shift
+    for entry in "${tests[@]}"; do
+        name=${entry%%=*} only=()
+        [[ ! -f $SAMPLES/$name.qids ]] || only=(--only "$SAMPLES/$name.qids")
+        local measures=()
+        [[ $name != hotpotqa* ]] || measures=(--measures R@2 R@5 nDCG@10)
+        run "${HEADRANK[@]}" benchmark run --models "$model" --methods "${methods[@]}" --benchmarks "$entry" --heads "$@" --depths "${depths[@]}" \
+            --orders "${orders[@]}" "${PROMPT[@]}" "${only[@]}" "${measures[@]}" --share-forward --output "$OUTPUT/matrix"
+    done
+}
+
+if wants evaluate; then
+    first=$OUTPUT/seed-${seeds[0]}
+    methods=(bm25 icr core qr niah headrank+untrained)
+    heads=("core=$OUTPUT/heads.core.json" "qr=$OUTPUT/heads.qr.json" "niah=$OUTPUT/heads.niah.json" "headrank+untrained=$first/heads.json")
+    for seed in "${seeds[@]}"; do
+        methods+=("headrank+control-$seed") heads+=("headrank+control-$seed=$OUTPUT/seed-$seed/round-1/heads.json")
+    done
+    cells "base=$MODEL" "${methods[@]}" -- "${heads[@]}"
+    for seed in "${seeds[@]}"; do
+        here=$OUTPUT/seed-$seed
+        cells "trained@$seed=$here/round-1/hf" headrank+trained headrank -- "headrank+trained=$here/heads.json" "headrank=$here/round-1/heads.json"
+    done
+fi
+
+if wants rankgpt; then
+    for entry in "${tests[@]}"; do
+        [[ ${entry%%=*} == "$RANKGPT" ]] || continue
+        run "${HEADRANK[@]}" benchmark run --models "base=$MODEL" --methods rankgpt --benchmarks "$entry" --depths 20 --max-words "$MAX_WORDS" \
+            --only "$SAMPLES/rankgpt.qids" --output "$OUTPUT/rankgpt"
+    done
+fi
+
+if wants report; then
+    run "${HEADRANK[@]}" report --matrix "$OUTPUT/matrix" --output "$OUTPUT/report"
+fi
