@@ -8,6 +8,8 @@ Contenders, interleaved round by round in one process on one prompt (embedded mo
            queries and keys: how ICR and CoRe work
   eager    attn_implementation="eager" with output_attentions, two full passes (fewer passages: it is quadratic)
 
+  lean     two-pass without logits, KV cache and unread layers' keys: what it could be at best; for memory only
+
 Memory is the growth of the peak resident size over the loaded weights, each contender in a process of its own.
 """
 
@@ -20,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ from transformers.masking_utils import sdpa_mask
 from headrank.commands.options import resolve_model
 from headrank.heads import HeadSet
 from headrank.prompt import PromptTemplate
-from headrank.reader import load_config, truncate_config
+from headrank.reader import load_config, quiet_loading, truncate_config
 from headrank.reranker import HeadRankReranker
 from headrank.spans import PromptEncoder
 
@@ -85,12 +87,9 @@ class Contenders:
 
     def build(self, name: str) -> Work:
         """A function of the documents that does the contender's whole work once."""
-        return {
-            "floor": self._floor,
-            "ours": self._ours,
-            "two-pass": self._two_pass,
-            "eager": self._eager,
-        }[name]()
+        ways = {"floor": self._floor, "ours": self._ours, "two-pass": self._two_pass, "lean": self._lean, "eager": self._eager}
+        with quiet_loading():
+            return ways[name]()
 
     def _encoder(self, calibrate: bool) -> PromptEncoder:
         return PromptEncoder(self.tokenizer, PromptTemplate(), calibrate=calibrate)
@@ -110,7 +109,14 @@ class Contenders:
         return lambda documents: reranker.rank(QUERY, documents)
 
     def _two_pass(self) -> Work:
-        model = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32, attn_implementation=_register_row_keeper()).eval()
+        return self._rows_twice(AutoModelForCausalLM, range(self.num_layers), use_cache=True)
+
+    def _lean(self) -> Work:
+        return self._rows_twice(AutoModel, self.heads.by_layer(), use_cache=False)
+
+    def _rows_twice(self, kind: Any, layers_kept: Collection[int], use_cache: bool) -> Work:
+        """Two SDPA passes that keep the query rows and the keys of some layers, rows recomputed after each."""
+        model = kind.from_pretrained(self.model, dtype=torch.float32, attn_implementation=_register_row_keeper()).eval()
         encoder, by_layer = self._encoder(False), self.heads.by_layer()
 
         @torch.inference_mode()
@@ -119,7 +125,7 @@ class Contenders:
                 context = encoder.encode(query, pairs(documents))
                 ids = torch.tensor(context.input_ids[None].astype("int64"))
                 kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-                model(input_ids=ids, use_cache=True, kept_rows=(context.query_rows, kept))
+                model(input_ids=ids, use_cache=use_cache, kept_rows=(context.query_rows, layers_kept, kept))
                 for layer, heads in by_layer.items():
                     rows, keys = kept[layer]
                     group = rows.shape[1] // keys.shape[1]
@@ -145,11 +151,12 @@ class Contenders:
 
 
 def _register_row_keeper() -> str:
-    """transformers' own SDPA that also keeps the query rows and all keys of every layer, to recompute rows afterwards."""
+    """transformers' own SDPA that also keeps the query rows and all keys of some layers, to recompute rows afterwards."""
 
     def keep(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, *rest: Any, kept_rows: Any, **options: Any) -> Any:
-        (start, end), kept = kept_rows
-        kept[module.layer_idx] = (query[:, :, start:end] * options["scaling"], key)
+        (start, end), layers, kept = kept_rows
+        if module.layer_idx in layers:
+            kept[module.layer_idx] = (query[:, :, start:end] * options["scaling"], key)
         return sdpa_attention_forward(module, query, key, *rest, **options)
 
     AttentionInterface.register("rows_kept", keep)
@@ -281,20 +288,16 @@ def main(argv: list[str] | None = None) -> int:
 
 def _report_memory(args: argparse.Namespace, results: dict[str, object]) -> None:
     """Peak growth against two-pass at full size and against eager at the size it can hold."""
-    ours, two_pass = (peak_growth(args.model, name, args.passages, args.last_layer) for name in ("ours", "two-pass"))
+    ours, two_pass, lean = (peak_growth(args.model, name, args.passages, args.last_layer) for name in ("ours", "two-pass", "lean"))
     small, eager = (peak_growth(args.model, name, args.eager_passages, args.last_layer) for name in ("ours", "eager"))
     megabytes = 1 / 2**20
     print(
         f"memory over the weights: ours {ours * megabytes:.0f} MiB, two-pass {two_pass * megabytes:.0f} MiB, "
-        f"ratio {ours / two_pass:.3f} (bar 0.25); at {args.eager_passages} passages ours {small * megabytes:.0f} MiB, "
+        f"ratio {ours / two_pass:.3f} (bar 0.25), lean two-pass {lean * megabytes:.0f} MiB; "
+        f"at {args.eager_passages} passages ours {small * megabytes:.0f} MiB, "
         f"eager {eager * megabytes:.0f} MiB, ratio {small / eager:.3f} (bar 0.05)"
     )
-    results["memory"] = {
-        "ours": ours,
-        "two-pass": two_pass,
-        "ours_small": small,
-        "eager_small": eager,
-    }
+    results["memory"] = {"ours": ours, "two-pass": two_pass, "lean": lean, "ours_small": small, "eager_small": eager}
 
 
 if __name__ == "__main__":

@@ -92,8 +92,8 @@ class StatisticsCache:
             with np.load(self.path(context)) as values:
                 if len(values["raw_LHN"]) < num_layers:
                     return None
-                arrays = (values[name][:num_layers] for name in ("raw_LHN", "calibrated_LHN", "entropy_LH"))
-                return HeadStatistics(*arrays, sequence_length=int(values["sequence_length"]))
+                raw, calibrated, entropies = (values[name][:num_layers] for name in ("raw_LHN", "calibrated_LHN", "entropy_LH"))
+                return HeadStatistics(raw, calibrated, entropies, sequence_length=int(values["sequence_length"]))
         except (FileNotFoundError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
             return None
 

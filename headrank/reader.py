@@ -63,7 +63,7 @@ class AttentionReader:
         if last_layer is not None:
             truncate_config(text, last_layer + 1)
         try:
-            with _quiet_loading():
+            with quiet_loading():
                 tokenizer = AutoTokenizer.from_pretrained(model)
                 loaded = AutoModel.from_pretrained(model, config=text, dtype=dtype, attn_implementation=register())
         except (OSError, ValueError, KeyError) as error:
@@ -139,7 +139,7 @@ def read_headrank_json(model: str | Path) -> dict[str, Any] | None:
     return values
 
 
-class _quiet_loading:
+class quiet_loading:
     """Silence transformers' loading report: the untouched upper layers are *meant* to be missing from the model."""
 
     def __enter__(self) -> None:

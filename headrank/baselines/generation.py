@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from headrank.errors import InputError
 from headrank.placement import place
 from headrank.prompt import neutralise
-from headrank.reader import _quiet_loading, load_config
+from headrank.reader import load_config, quiet_loading
 
 _log = logging.getLogger(__name__)
 TOKENS_PER_IDENTIFIER = 8  # "[20] > " is at most this long in the tokenizers we know
@@ -85,7 +85,7 @@ class LocalGenerator:
             raise InputError(f"{model}: holds {config.num_hidden_layers} of {source_layers} layers; RankGPT needs a full export")
         device, dtype = place(device, dtype)
         try:
-            with _quiet_loading():
+            with quiet_loading():
                 tokenizer = AutoTokenizer.from_pretrained(model)
                 loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
         except (OSError, ValueError, KeyError) as error:
