@@ -64,7 +64,9 @@ def read_beir_qrels(path: Path) -> Qrels:
             raise InputError(f"{path}:{number}: score {shown(score)} is not an integer; correct the line")
         judged = qrels.setdefault(query_id, {})
         if judged.setdefault(doc_id, int(score)) != int(score):
-            raise InputError(f"{path}:{number}: document {doc_id!r} of query {query_id!r} has two grades, {judged[doc_id]} and {score}")
+            raise InputError(
+                f"{path}:{number}: document {doc_id!r} of query {query_id!r} has two grades, {judged[doc_id]} and {score}; remove one"
+            )
     if not qrels:
         raise InputError(f"{path}: no judgements; the file is empty")
     return qrels

@@ -36,6 +36,7 @@ def write_collection(
     if is_there and not (overwrite and (folder / FACTS_FILE).is_file()):
         raise InputError(f"{folder}: already exists; remove it or choose another folder")
     require_writable(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         with atomic_write(temporary / "queries.tsv") as stream:

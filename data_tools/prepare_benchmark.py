@@ -128,7 +128,7 @@ def _texts(corpus_path: Path, run: dict[str, RankedList]) -> dict[str, Document]
     documents = read_corpus(corpus_path, wanted)
     missing = sorted(wanted - documents.keys())
     if missing:
-        raise InputError(f"{corpus_path}: {len(missing)} candidates have no text, the first is {missing[0]!r}")
+        raise InputError(f"{corpus_path}: {len(missing)} candidates have no text, the first is {missing[0]!r}; is it the run's corpus?")
     return documents
 
 

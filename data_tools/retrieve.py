@@ -17,6 +17,7 @@ from headrank.errors import InputError
 from headrank.formats import Document
 
 K1, B = 0.9, 0.4  # Anserini's defaults, with which the paper's BM25 rows were made
+LARGEST_K1 = 1000  # far above any use; far larger ones overflow
 RankedList = list[tuple[str, float]]  # (document id, score), best first
 
 
@@ -28,8 +29,8 @@ class Bm25Index:
         import bm25s
 
         logging.getLogger("bm25s").setLevel(logging.WARNING)  # it logs its progress at any level
-        if not (np.isfinite(k1) and k1 >= 0 and 0 <= b <= 1):
-            raise InputError(f"BM25 needs k1 of at least 0 and b between 0 and 1, not k1 = {k1} and b = {b}")
+        if not (0 <= k1 <= LARGEST_K1 and 0 <= b <= 1):
+            raise InputError(f"BM25 needs k1 between 0 and {LARGEST_K1} and b between 0 and 1, not k1 = {k1} and b = {b}")
         self._analyse = Analyser()
         self._doc_ids: list[str] = []
         self._vocabulary: dict[str, int] = {}

@@ -89,7 +89,7 @@ class TrainingSet:
 
     def sample(self, epoch: int, index: int) -> Sample:
         """The ``index``-th sample of an epoch (both from 0): the same for the same seed, whatever was asked before."""
-        place = _epoch_order(len(self), self.seed, epoch)[index]
+        place = self.order(epoch)[index]
         context = int(np.searchsorted(self._starts, place, side="right")) - 1
         num_chunks = int(self._chunks[context])
         if self.epoch_unit == "pairs":
@@ -101,6 +101,10 @@ class TrainingSet:
         chosen = pairs[shuffled[len(pairs) * chunk // num_chunks : len(pairs) * (chunk + 1) // num_chunks]]
         slot = (stable_hash(self.seed, "turn", context) + turn) % len(self.permutation_ids)
         return self._assemble(context, slot, chosen)
+
+    def order(self, epoch: int) -> EpochOrder:
+        """The permutation of an epoch's samples."""
+        return _epoch_order(len(self), self.seed, epoch)
 
     def at(self, global_index: int) -> Sample:
         """The sample with this number since the start of training: epochs follow each other without a gap."""

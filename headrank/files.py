@@ -39,15 +39,14 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO]:
             with open(path, mode, **spelling) as stream:  # type: ignore[call-overload]
                 yield stream
             return
-        handle, temporary = _temporary_beside(path)
+        handle, temporary, made = _temporary_beside(path)
         try:
             with os.fdopen(handle, mode, **spelling) as stream:  # type: ignore[call-overload]
                 yield stream
             os.chmod(temporary, 0o666 & ~_umask())
             os.replace(temporary, path)
         except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
+            _remove(temporary, made)
             raise
     except OSError as error:
         if error.errno not in _DISK_ERRORS:
@@ -59,9 +58,9 @@ def require_writable(path: str | os.PathLike[str]) -> None:
     """Fail now, not after hours of work, when a file or folder called ``path`` could not be made."""
     path = Path(path)
     if not _is_device(path):
-        handle, temporary = _temporary_beside(path)
+        handle, temporary, made = _temporary_beside(path)
         os.close(handle)
-        os.unlink(temporary)
+        _remove(temporary, made)
 
 
 def _is_device(path: Path) -> bool:
@@ -69,12 +68,22 @@ def _is_device(path: Path) -> bool:
     return path.absolute().parent in _DEVICE_FOLDERS or (path.exists() and not path.is_file() and not path.is_dir())
 
 
-def _temporary_beside(path: Path) -> tuple[int, str]:
+def _temporary_beside(path: Path) -> tuple[int, str, list[Path]]:
+    """An open temporary file in the folder of ``path``, its name, and the folders that had to be made for it, innermost first."""
+    made = [folder for folder in path.absolute().parents if not folder.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return tempfile.mkstemp(prefix=f".{path.name[:50]}.", suffix=".tmp", dir=path.parent)
+        return *tempfile.mkstemp(prefix=f".{path.name[:50]}.", suffix=".tmp", dir=path.parent), made
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror}); check the folder and its permissions") from error
+
+
+def _remove(temporary: str, folders: list[Path]) -> None:
+    """Take back what ``_temporary_beside`` made; folders in which something else lies stay."""
+    with contextlib.suppress(OSError):
+        os.unlink(temporary)
+        for folder in folders:
+            folder.rmdir()
 
 
 def _umask() -> int:

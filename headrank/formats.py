@@ -137,7 +137,9 @@ def read_qrels(path: str | os.PathLike[str]) -> Qrels:
         value = int(grade)
         judged = qrels.setdefault(query_id, {})
         if judged.setdefault(doc_id, value) != value:
-            raise InputError(f"{path}:{number}: document {doc_id!r} of query {query_id!r} has two grades, {judged[doc_id]} and {value}")
+            raise InputError(
+                f"{path}:{number}: document {doc_id!r} of query {query_id!r} has two grades, {judged[doc_id]} and {value}; remove one"
+            )
     if not qrels:
         raise InputError(f"{path}: no judgements; the file is empty")
     return qrels
@@ -245,5 +247,7 @@ class Collection:
         corpus = read_corpus(self.corpus_path, wanted)
         missing = sorted(wanted - corpus.keys()) if wanted is not None else []
         if missing:
-            raise InputError(f"{self.corpus_path}: {len(missing)} documents of the run are missing, the first is {missing[0]!r}")
+            raise InputError(
+                f"{self.corpus_path}: {len(missing)} documents of the run are missing, the first is {missing[0]!r}; is it the run's corpus?"
+            )
         return corpus

@@ -75,10 +75,10 @@ def positive_int(text: str) -> int:
 
 
 def progress(items: Iterable[Item], *, total: int | None = None, description: str = "", unit: str = "it") -> Iterator[Item]:
-    """A progress bar on stderr with rate and remaining time; silent when stderr is not a terminal is tqdm's own choice."""
+    """A progress bar on stderr with rate and remaining time, from the first item on: no error message is glued to an empty bar."""
     from tqdm import tqdm
 
-    return iter(tqdm(items, total=total, desc=description, unit=unit, dynamic_ncols=True, mininterval=0.5))
+    yield from tqdm(items, total=total, desc=description, unit=unit, dynamic_ncols=True, mininterval=0.5)
 
 
 def read_id_list(path: str) -> set[str]:

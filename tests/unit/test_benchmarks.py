@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 from pathlib import Path
@@ -126,6 +127,29 @@ def test_an_unpacked_beir_folder_is_read(tmp_path: Path) -> None:
     (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n1\td1\tgood\n")
     with pytest.raises(InputError, match=r"test\.tsv:2: score 'good'"):
         read_material(BENCHMARKS["fiqa"], str(folder))
+
+
+def test_a_beir_folder_may_be_gzipped_and_its_wrong_lines_are_named(tmp_path: Path) -> None:
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "queries.jsonl.gz").write_bytes(gzip.compress(b'{"_id": 7, "text": "concrete"}\n'))
+    (tmp_path / "corpus.jsonl.gz").write_bytes(gzip.compress(b'{"_id": "d1", "title": "", "text": "concrete floors"}\n'))
+    qrels = tmp_path / "qrels" / "test.tsv"
+    qrels.write_text("query-id\tcorpus-id\tscore\r\n7\td1\t1\r\n7\td1\t1\r\n")
+    assert read_material(BENCHMARKS["fiqa"], str(tmp_path)).run["7"][0][0] == "d1"
+    for line, message in (("7\td1\t2", ":3: .* two grades, 1 and 2"), ("7\td1\t1_0", ":3: score '1_0'"), ("7 d 1 1", ":3: expected")):
+        qrels.write_text(f"query-id\tcorpus-id\tscore\n7\td1\t1\n{line}\n")
+        with pytest.raises(InputError, match=r"test\.tsv" + message):
+            read_material(BENCHMARKS["fiqa"], str(tmp_path))
+    (tmp_path / "queries.jsonl.gz").write_bytes(gzip.compress(b""))
+    with pytest.raises(InputError, match=r"queries\.jsonl\.gz: no queries"):
+        read_material(BENCHMARKS["fiqa"], str(tmp_path))
+
+
+def test_a_run_of_other_queries_is_refused(tmp_path: Path) -> None:
+    make_collection(tmp_path / "source", GRADES)
+    (tmp_path / "source" / "run.bm25.txt").write_text("other Q0 d 1 1.0 x\n")
+    with pytest.raises(InputError, match=r"run\.bm25\.txt: no query of the run is judged"):
+        read_material(BENCHMARKS["dl19"], str(tmp_path / "source"))
 
 
 def test_the_querys_own_document_can_be_left_out(tmp_path: Path) -> None:

@@ -146,3 +146,15 @@ def test_nfcorpus_is_within_half_a_point_of_anserini(shared_data: Path) -> None:
     ours, given = (evaluate_run(each, collection.qrels(), ["nDCG@10"]).mean("nDCG@10") for each in (run, collection.run()))
     assert given == pytest.approx(0.3218, abs=5e-5)
     assert abs(ours - given) < 0.005
+
+
+@pytest.mark.parametrize(("k1", "b"), [(float("nan"), 0.4), (-1.0, 0.4), (1e308, 0.4), (0.9, 2.0), (0.9, float("nan"))])
+def test_parameters_out_of_range_are_refused_before_anything_is_read(k1: float, b: float) -> None:
+    with pytest.raises(InputError, match="k1 between 0 and 1000 and b between 0 and 1"):
+        Bm25Index(iter([]), k1, b)
+
+
+def test_a_repeated_document_is_named_with_its_line(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "corpus.jsonl", [{"docid": name, "text": "word"} for name in ("a", "b", "a")])
+    with pytest.raises(InputError, match=r"corpus\.jsonl:3: document id 'a' appears twice"):
+        list(iterate_corpus(tmp_path / "corpus.jsonl"))

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from data_tools.show_sample import render_context
+from headrank.commands import main
 from headrank.errors import InputError
 from headrank.prompt import PromptTemplate
 from headrank.spans import PromptEncoder
@@ -54,3 +55,25 @@ def test_a_number_that_is_not_there_is_an_error_with_the_range(tmp_path: Path) -
     for number in (-1, 3):
         with pytest.raises(InputError, match="from 0 to 2"):
             shown(folder, number)
+
+
+def test_pairs_of_other_documents_and_empty_files_are_named(tmp_path: Path) -> None:
+    folder = write_training_files(tmp_path)
+    pairs = folder / "pairs.jsonl"
+    pairs.write_text(pairs.read_text().replace('"chosen": "q1d0"', '"chosen": "elsewhere"'))
+    with pytest.raises(InputError, match=r"pairs\.jsonl: document 'elsewhere' is not in context 'a/q1'"):
+        shown(folder, 0)
+    (folder / "contexts.jsonl").write_text("")
+    with pytest.raises(InputError, match=r"contexts\.jsonl: no contexts; the file is empty"):
+        shown(folder, 0)
+
+
+def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pairs", "--output", str(tmp_path), "--show", "0"]) == 2
+    assert "has no contexts.jsonl to show; build it first" in capsys.readouterr().err
+    write_training_files(tmp_path)
+    (tmp_path / "model").mkdir()
+    assert main(["pairs", "--output", str(tmp_path), "--show", "0", "--model", str(tmp_path / "model")]) == 2
+    error = capsys.readouterr().err
+    assert "has no tokenizer that can be loaded" in error
+    assert error.count("\n") == 1
