@@ -71,8 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         build_parser().print_help()
         return 0
     chosen = build_parser().parse_args(arguments[:1])
-    module = _module_of(chosen.verb)
     try:
+        module = _module_of(chosen.verb)
         return int(module.run(build_verb_parser(chosen.verb).parse_args(arguments[1:])) or 0)
     except InputError as error:
         print(f"headrank {chosen.verb}: {error}", file=sys.stderr)
