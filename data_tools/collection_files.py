@@ -16,6 +16,15 @@ from headrank.formats import Document, Qrels, atomic_write, write_json, write_js
 FACTS_FILE = "benchmark.json"
 
 
+def require_free(folder: Path, overwrite: bool = False) -> bool:
+    """Fail before any work when ``write_collection`` could not write ``folder``; says whether it replaces something."""
+    is_there = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    if is_there and not (overwrite and (folder / FACTS_FILE).is_file()):
+        raise InputError(f"{folder}: already exists; remove it or choose another folder")
+    require_writable(folder)
+    return is_there
+
+
 def write_collection(
     folder: Path,
     queries: Mapping[str, str],
@@ -32,10 +41,7 @@ def write_collection(
     One that has files is left alone unless ``overwrite`` and it was made here (it has the benchmark.json that ``facts``
     become). Judgements of queries that are not in ``queries`` are left out.
     """
-    is_there = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-    if is_there and not (overwrite and (folder / FACTS_FILE).is_file()):
-        raise InputError(f"{folder}: already exists; remove it or choose another folder")
-    require_writable(folder)
+    is_there = require_free(folder, overwrite)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:

@@ -5,7 +5,7 @@
 #   COLLECTIONS="data/dl21 data/dl23" launch/build_training_data.sh     from local collection folders
 #
 # Collections that an earlier run retrieved are kept. Extra arguments go to 'headrank pairs' (--hold-out FILE, --sublists N, ...).
-# The last line says how far the counts are from the paper's. DRY_RUN=1 prints the commands.
+# The last line says how far the counts are from the paper's. Relative paths start at the root of the project. DRY_RUN=1 prints the commands.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from headrank.commands.options import progress
 from headrank.errors import InputError
-from headrank.files import require_writable
 
 if TYPE_CHECKING:
     from data_tools.benchmarks import Benchmark
@@ -157,13 +156,14 @@ def _prepare(args: argparse.Namespace) -> int:
     import dataclasses
 
     from data_tools.benchmarks import benchmark_home, find_benchmark
+    from data_tools.collection_files import require_free
     from data_tools.prepare_benchmark import check_first_stage, read_material, remove_query_documents, write_benchmark
 
     benchmark = find_benchmark(args.name)
     folder = benchmark_home(args.home) / benchmark.name
     if folder.exists() and not args.overwrite:
         raise InputError(f"{folder}: already exists; --overwrite replaces it")
-    require_writable(folder)
+    require_free(folder, args.overwrite)
     material = read_material(benchmark, args.source, lambda documents: progress(documents, description="indexing", unit="document"))
     run_without, num_own = remove_query_documents(material.run)
     if args.remove_query:

@@ -77,12 +77,17 @@ def _bm25s(args: argparse.Namespace) -> int:
 
 
 def _pyserini(args: argparse.Namespace) -> int:
+    from data_tools.collection_files import require_free, write_collection
     from data_tools.pyserini_engine import load_qrels, load_topics, search_pyserini
 
     if args.index is None:
         raise InputError("--engine pyserini needs --index: a Lucene index folder or the name of a prebuilt index")
     if args.collection_output is not None and args.qrels_name is None:
         raise InputError("--collection-output needs --qrels-name, Pyserini's name of the judgements")
+    if args.output is not None:
+        require_writable(args.output)
+    if args.collection_output is not None:
+        require_free(Path(args.collection_output))
     queries = load_topics(args.topics) if args.topics else read_queries(_queries_path(args))
     qrels = load_qrels(args.qrels_name) if args.qrels_name else None
     if qrels is not None:
@@ -94,8 +99,6 @@ def _pyserini(args: argparse.Namespace) -> int:
         write_run(args.output, result.run, args.tag)
         _report(args.output, result.run, len(queries), args.index)
     if args.collection_output is not None:
-        from data_tools.collection_files import write_collection
-
         write_collection(Path(args.collection_output), queries, result.documents, qrels or {}, result.run, tag=args.tag)
         _report(args.collection_output, result.run, len(queries), args.index)
     return 0

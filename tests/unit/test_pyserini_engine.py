@@ -87,7 +87,7 @@ def test_topics_and_judgements_come_by_name(pyserini: types.ModuleType) -> None:
 
 
 def test_the_command_makes_a_whole_collection_and_never_overwrites_one(
-    pyserini: types.ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pyserini: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["retrieve", "--engine", "pyserini", "--index", "toy", "--topics", "toy", "--qrels-name", "toy"]
     folder = tmp_path / "made"
@@ -98,6 +98,7 @@ def test_the_command_makes_a_whole_collection_and_never_overwrites_one(
     assert [row.doc_id for row in collection.run()["1"]] == ["d1", "d2"]
     assert set(collection.documents()) == {"d1", "d2"}
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    monkeypatch.setattr(FakeSearcher, "batch_search", lambda *args, **options: pytest.fail("searched for nothing"))
     assert main([*arguments, "--collection-output", str(folder)]) == 2
     assert "already exists" in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
