@@ -22,6 +22,8 @@ from headrank.formats import Collection, Run, atomic_write
 
 logger = logging.getLogger(__name__)
 
+MOST_SUBLISTS = 1_000_000  # a slip of the keyboard would otherwise fill the disk
+
 
 @dataclass(frozen=True)
 class PairSettings:
@@ -46,6 +48,8 @@ class PairSettings:
             raise InputError(f"--sublist-size {self.sublist_size}: a pair needs at least two candidates")
         if self.max_pairs < 0 or self.sublists < 0:
             raise InputError("--max-pairs-per-query and --sublists cannot be negative")
+        if self.sublists > MOST_SUBLISTS:
+            raise InputError(f"--sublists {self.sublists}: more than {MOST_SUBLISTS:,} of one query; is there a digit too many?")
 
 
 @dataclass

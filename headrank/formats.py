@@ -68,6 +68,8 @@ def read_queries(path: str | os.PathLike[str]) -> dict[str, str]:
     """Read queries.tsv (query id, tab, text) in file order; an empty text or a repeated id is an error."""
     queries: dict[str, str] = {}
     for number, line in read_lines(path):
+        if "\r" in line:
+            raise InputError(f"{path}:{number}: a carriage return within {shown(line)}; convert the line ends to \\n")
         query_id, tab, text = line.partition("\t")
         query_id, text = query_id.strip(), text.strip()
         if not tab or not query_id or not text:

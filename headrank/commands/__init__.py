@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 
 from headrank import __version__
@@ -63,6 +66,23 @@ def build_verb_parser(verb: str) -> argparse.ArgumentParser:
     return parser
 
 
+@contextlib.contextmanager
+def _cleaning_up_when_terminated() -> Iterator[None]:
+    """SIGTERM (timeout, a batch system) unwinds as an interrupt does, so that temporary files go; exit code 143."""
+
+    def unwind(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    is_ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if is_ours:
+        signal.signal(signal.SIGTERM, unwind)
+    try:
+        yield
+    finally:
+        if is_ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; a user's error is one line on stderr and exit code 2."""
     logging.basicConfig(level=os.environ.get("HEADRANK_LOG", "INFO"), format="%(message)s", stream=sys.stderr)
@@ -73,7 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = build_parser().parse_args(arguments[:1])
     try:
         module = _module_of(chosen.verb)
-        return int(module.run(build_verb_parser(chosen.verb).parse_args(arguments[1:])) or 0)
+        with _cleaning_up_when_terminated():
+            return int(module.run(build_verb_parser(chosen.verb).parse_args(arguments[1:])) or 0)
     except InputError as error:
         print(f"headrank {chosen.verb}: {error}", file=sys.stderr)
         return 2

@@ -78,6 +78,7 @@ def test_the_four_formats_are_read_as_written(tmp_path: Path) -> None:
         (read_queries, "q1\tok\nq2 no tab\n", 2, "TAB"),
         (read_queries, "q1\tok\nq2\t  \n", 2, "TAB"),
         (read_queries, "q1\tok\nq1\tagain\n", 2, "twice"),
+        (read_queries, "q1\tlines of\rq2\tan old Macintosh\r", 1, "convert the line ends"),
         (read_queries, "q1\tok\nq 2\tspace\n", 2, "space"),
         (read_qrels, "q1 0 d1 1\n\nq1 0 d2\n", 3, "expected"),
         (read_qrels, "q1 0 d1 1\nq1 0 d2 high\n", 2, "grade 'high' is not an integer"),

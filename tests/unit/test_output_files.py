@@ -119,6 +119,19 @@ def test_an_interrupted_verb_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
     assert not (tmp_path / "out").exists()
 
 
+def test_a_terminated_verb_leaves_nothing(tmp_path: Path) -> None:
+    make_collection(tmp_path / "toy", GRADES)
+    code = (
+        "import os, signal, sys\nfrom data_tools import build_pairs\nfrom headrank.commands import main\n"
+        "build_pairs._records = lambda *args: os.kill(os.getpid(), signal.SIGTERM)\n"
+        f"sys.exit(main(['pairs', '--collection', {str(tmp_path / 'toy')!r}, '--output', {str(tmp_path / 'out')!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 143, done.stderr
+    assert done.stderr == ""
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_summary_never_vouches_for_files_of_which_some_are_older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_collection(tmp_path / "toy", GRADES)
     command = ["pairs", "--collection", str(tmp_path / "toy"), "--output", str(tmp_path / "out")]

@@ -164,6 +164,14 @@ def test_held_out_queries_are_left_out_and_an_unknown_one_is_an_error(collection
     assert not (tmp_path / "never").exists()
 
 
+@pytest.mark.parametrize(
+    "changes", [{"depth": 1}, {"sublists": -1}, {"max_pairs": -1}, {"sublists": 2, "sublist_size": 1}, {"sublists": 10**12}]
+)
+def test_numbers_out_of_range_are_refused(changes: dict[str, int]) -> None:
+    with pytest.raises(InputError, match="--"):
+        PairSettings(**changes)
+
+
 def test_a_failure_leaves_the_old_files_and_no_others(collection: Collection, tmp_path: Path) -> None:
     build_pairs([collection], tmp_path / "out", PairSettings())
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
