@@ -37,11 +37,6 @@ class Data:
     num_pairs: int = 91_000
 
 
-def usable_bytes(gpu: Gpu) -> float:
-    """Memory of a GPU that is left for tensors."""
-    return gpu.memory_bytes * (1 - FRAGMENTATION) - RESERVED_BYTES
-
-
 @dataclass(frozen=True)
 class Times:
     """Seconds on each resource at its peak, and of the kernels one by one, each at the slower of its two rooflines."""
@@ -81,7 +76,7 @@ class Plan:
     @property
     def usable_bytes(self) -> float:
         """Memory left for tensors."""
-        return usable_bytes(self.gpu)
+        return self.gpu.memory_bytes * (1 - FRAGMENTATION) - RESERVED_BYTES
 
     @property
     def fits(self) -> bool:
@@ -119,8 +114,8 @@ class Plan:
 
     @property
     def samples_per_epoch(self) -> int:
-        """Contexts forwarded in one pass over all pairs."""
-        if self.recipe == "literal":
+        """Contexts forwarded in one pass over all pairs; every context has the mean number of them."""
+        if self.recipe == "literal" or self.job.pairs_per_context == 1:
             return self.data.num_pairs
         return self.data.num_contexts * math.ceil(self.data.num_pairs / self.data.num_contexts / self.job.pairs_per_context)
 

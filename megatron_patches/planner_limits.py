@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 
 from megatron_patches.assembly import count_parameters
-from megatron_patches.planner import Plan, usable_bytes
-from megatron_patches.planner_gpus import GIB, MIB, Gpu
+from megatron_patches.planner import Plan
+from megatron_patches.planner_gpus import GIB, MIB
 from megatron_patches.planner_job import Job
 from megatron_patches.planner_measure import measure_by_depth
 from megatron_patches.planner_shapes import KNOWN_MODELS, heads_of
@@ -38,26 +38,42 @@ def least_lasting_bytes(job: Job, recipe: str) -> float:
     return weights * bytes_each / job.tensor_parallel
 
 
-def does_fit(job: Job, recipe: str, gpu: Gpu) -> bool:
-    """Whether a job fits, without building what arithmetic alone rules out."""
-    usable = usable_bytes(gpu)
-    return least_lasting_bytes(job, recipe) <= usable and measure_by_depth(job, recipe).peak_bytes <= usable
+def is_known_to_fit(plan: Plan, job: Job) -> bool | None:
+    """Whether the plan's job would fit at another tensor-parallel size, as far as that follows without building it.
+
+    A tensor is either the same on all tensor-parallel ranks or cut among them, so from size T to a smaller t memory grows, but at
+    most T / t times. None: not to be said without a measurement.
+    """
+    peak, usable = plan.measured.peak_bytes, plan.usable_bytes
+    ratio = plan.job.tensor_parallel / job.tensor_parallel
+    if max(1.0, ratio) * peak <= usable:
+        return True
+    if min(1.0, ratio) * peak > usable:
+        return False
+    if ratio >= 1 and least_lasting_bytes(job, plan.recipe) + plan.measured.activation_bytes > usable:
+        return False
+    return None
 
 
 def smallest_tensor_parallel(plan: Plan, *, is_batch_free: bool = False) -> int | None:
-    """The smallest size that fits the GPU; None when none does. The plan's own size is not measured again."""
-    for job in plan.job.possible_sizes(is_batch_free=is_batch_free):
-        if plan.fits if job == plan.job else does_fit(job, plan.recipe, plan.gpu):
-            return job.tensor_parallel
-    return None
+    """The smallest size that fits the GPU; None when none does. From the largest down, and only sizes in doubt are built."""
+    smallest, nearest = None, plan
+    for job in reversed(plan.job.possible_sizes(is_batch_free=is_batch_free)):
+        verdict = is_known_to_fit(nearest, job)
+        if verdict is None:
+            nearest = replan(plan, job)
+            verdict = nearest.fits
+        if not verdict:
+            break
+        smallest = job.tensor_parallel
+    return smallest
 
 
 def context_limit(plan: Plan) -> Limit:
     """Activations grow linearly with the sequence; the model's positions are the other wall."""
-    job = plan.job
+    job, peak = plan.job, plan.measured.peak_bytes
     longer = dataclasses.replace(job, documents=2 * job.documents)
-    peak, longer_peak = (measure_by_depth(one, plan.recipe).peak_bytes for one in (job, longer))
-    per_token = (longer_peak - peak) / (longer.sequence_tokens - job.sequence_tokens)
+    per_token = (measure_by_depth(longer, plan.recipe).peak_bytes - peak) / (longer.sequence_tokens - job.sequence_tokens)
     room = int(job.sequence_tokens + (plan.usable_bytes - peak) / per_token)
     positions = job.shape.max_positions
     if room < positions:
@@ -68,32 +84,31 @@ def context_limit(plan: Plan) -> Limit:
 
 
 def model_limit(plan: Plan) -> Limit:
-    """The largest Qwen3 that fits this layout, and what is too large in the next one."""
+    """The largest Qwen3 that fits this layout, and what is too large in the next one. The largest is tried first: it may fit."""
     names = [name for name, shape in KNOWN_MODELS.items() if shape.family == "qwen3"]
     larger = [name for name in names if count_parameters(KNOWN_MODELS[name]) > count_parameters(plan.job.shape)]
-    largest = plan.job.model if plan.fits else "none"
-    for name in larger:
+    reason = "nothing breaks up to the largest model known here"
+    for name in reversed(larger):
         shape = KNOWN_MODELS[name]
         if plan.job.tensor_parallel not in valid_tensor_parallel_sizes(shape):
             reason = f"{name} cannot be cut {plan.job.tensor_parallel} ways ({shape.groups} key-value groups)"
-            return Limit(f"model (largest that fits: {largest})", None, reason)
-        job = dataclasses.replace(plan.job, model=name, shape=shape, heads=heads_of(name, shape))
-        grown = replan(plan, job)
-        if not grown.fits:
-            measured = grown.measured
-            parts = {
-                "activations": measured.activation_bytes,
-                "optimizer state": measured.optimizer_bytes,
-                "weights and gradients": measured.parameter_bytes + measured.gradient_bytes + measured.reference_bytes,
-            }
-            heaviest = max(parts, key=lambda part: parts[part])
-            reason = (
-                f"{name} needs {measured.peak_bytes / GIB:.0f} GiB of {grown.usable_bytes / GIB:.0f}, "
-                f"most of it {heaviest} ({parts[heaviest] / GIB:.0f} GiB)"
-            )
-            return Limit(f"model (largest that fits: {largest})", None, reason)
-        largest = name
-    return Limit(f"model (largest tried: {largest})", None, "nothing breaks up to the largest model known here")
+            continue
+        grown = replan(plan, dataclasses.replace(plan.job, model=name, shape=shape, heads=heads_of(name, shape)))
+        if grown.fits:
+            return Limit(f"model (largest that fits: {name})", None, reason)
+        reason = f"{name} needs {grown.measured.peak_bytes / GIB:.0f} GiB of {grown.usable_bytes / GIB:.0f}, most of it {_heaviest(grown)}"
+    return Limit(f"model (largest that fits: {plan.job.model if plan.fits else 'none'})", None, reason)
+
+
+def _heaviest(plan: Plan) -> str:
+    measured = plan.measured
+    parts = {
+        "activations": measured.activation_bytes,
+        "optimizer state": measured.optimizer_bytes,
+        "weights and gradients": measured.parameter_bytes + measured.gradient_bytes + measured.reference_bytes,
+    }
+    heaviest = max(parts, key=lambda part: parts[part])
+    return f"{heaviest} ({parts[heaviest] / GIB:.0f} GiB)"
 
 
 def node_limit(plan: Plan) -> Limit:

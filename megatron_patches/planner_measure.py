@@ -78,7 +78,8 @@ def measure(job: Job, recipe: str = "ours") -> Measurement:
 def measure_by_depth(job: Job, recipe: str = "ours") -> Measurement:
     """The same from models of a few layers, extended to the job's depth: all layers below l_max are alike, and so are all above.
 
-    Exact but for where the core heads' rows are read (all in the last layer read), which costs next to nothing.
+    Parameters, FLOPs and messages are exact. The core heads' rows are all read in the last layers of the small models, which moves
+    activations and memory traffic by a percent in a model of nine layers and less in deeper ones.
     """
 
     job.config()  # contradictions are refused here as they are by training

@@ -16,7 +16,6 @@ import torch
 from torch._C._distributed_c10d import FakeWork
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -119,11 +118,7 @@ class StepMeter(TorchDispatchMode):
 
     def bytes_of(self, tensors: Any) -> int:
         """Bytes of the distinct storages behind these tensors."""
-        storages = {
-            tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
-            for tensor in tree_iter(tensors)
-            if isinstance(tensor, torch.Tensor)
-        }
+        storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in _tensors(tensors)}
         return sum(storages.values())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -138,9 +133,8 @@ class StepMeter(TorchDispatchMode):
             args = (args[0], [_half_of(index) for index in args[1]], *args[2:])
         result = FakeWork().boxed() if str(packet) in _WITHOUT_FAKE else func(*args, **kwargs)
         self._book(func, packet, args, kwargs, result)
-        for tensor in tree_iter(result):
-            if isinstance(tensor, torch.Tensor):
-                self._track(tensor)
+        for tensor in _tensors(result):
+            self._track(tensor)
         return result
 
     def _book(self, func: Any, packet: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
@@ -154,7 +148,7 @@ class StepMeter(TorchDispatchMode):
         formula = FLOP_FORMULAS.get(packet)
         flops = 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
         moved = _moved_bytes(packet, args, kwargs, result)
-        first = next((item for item in tree_iter(args) if isinstance(item, torch.Tensor)), None)
+        first = next(_tensors(args), None)
         costs.kernels[Kernel(flops, torch.float32 if first is None else first.dtype, moved)] += 1
 
     def _book_collective(self, costs: Costs, name: str, args: tuple[Any, ...]) -> None:
@@ -164,7 +158,7 @@ class StepMeter(TorchDispatchMode):
             raise NotImplementedError(f"the planner does not know the size of {name}")
         printed, tensors, group = COLLECTIVES[name]
         ranks = torch.distributed.get_process_group_ranks(torch.distributed.ProcessGroup.unbox(args[group]))
-        size = sum(item.numel() * item.element_size() for item in tree_iter(args[tensors]) if isinstance(item, torch.Tensor))
+        size = sum(item.numel() * item.element_size() for item in _tensors(args[tensors]))
         costs.messages[Message(printed, tuple(ranks), size)] += 1
 
     def _track(self, tensor: torch.Tensor) -> None:
@@ -195,6 +189,15 @@ def _half_of(index: Any) -> Any:
     return index
 
 
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors among an operator's arguments or results, which are at most lists in tuples."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+
+
 def _tensor_bytes(tensor: torch.Tensor) -> int:
     """What a kernel touches of a tensor; an expanded one is no larger than its storage."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
@@ -202,10 +205,10 @@ def _tensor_bytes(tensor: torch.Tensor) -> int:
 
 def _moved_bytes(packet: Any, args: Any, kwargs: Any, result: Any) -> int:
     """Bytes read plus bytes written by one kernel that fuses nothing."""
-    written = sum(_tensor_bytes(item) for item in tree_iter(result) if isinstance(item, torch.Tensor))
+    written = sum(map(_tensor_bytes, _tensors(result)))
     if packet in _SPARSE_READS:
         return 2 * written
-    return written + sum(_tensor_bytes(item) for item in tree_iter((args, kwargs)) if isinstance(item, torch.Tensor))
+    return written + sum(map(_tensor_bytes, _tensors((args, *kwargs.values()))))
 
 
 def _attention_pairs(query: torch.Tensor, key: torch.Tensor, is_causal: bool) -> int:

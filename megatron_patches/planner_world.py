@@ -11,10 +11,12 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 from unittest import mock
 
 import torch
+from megatron.core.parallel_state import generate_masked_orthogonal_rank_groups as _generate_rank_groups
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
@@ -38,7 +40,7 @@ def fake_world(world_size: int, tensor_model_parallel_size: int, rank: int = 0, 
         device.install_cpu_backend()
         _start_fake_process_group(world_size, rank)
         stack.callback(device.shutdown)
-        for patch in _substitutes():
+        for patch in _substitutes(rank):
             stack.enter_context(patch)
         if has_gpu_kernels:
             stack.enter_context(mock.patch.object(device, "has_compiled_fusions", lambda: True))
@@ -57,12 +59,19 @@ def _start_fake_process_group(world_size: int, rank: int) -> None:
     torch.distributed.init_process_group(backend="fake", rank=rank, world_size=world_size, store=FakeStore())
 
 
-def _substitutes() -> list[Any]:
-    """What fakes cannot do: real gloo side groups, objects sent through tensors (every rank would send the same), casts in place."""
+def _substitutes(rank: int) -> list[Any]:
+    """What fakes cannot do: real gloo side groups, objects sent through tensors (every rank would send the same), casts in place.
+
+    And what would take most of the time with a thousand ranks: registering the groups of the others, and listing all groups anew.
+    """
+    from megatron.core import parallel_state
+
     real_new_group = torch.distributed.new_group
 
-    def new_group(*args: Any, **kwargs: Any) -> Any:
-        return real_new_group(*args, **{**kwargs, "backend": "fake"})
+    def new_group(ranks: Sequence[int] | None = None, *args: Any, **kwargs: Any) -> Any:
+        if ranks is not None and rank not in ranks:
+            return torch.distributed.GroupMember.NON_GROUP_MEMBER
+        return real_new_group(ranks, *args, **{**kwargs, "backend": "fake"})
 
     def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
         object_list[:] = [obj] * len(object_list)
@@ -84,7 +93,18 @@ def _substitutes() -> list[Any]:
         "barrier": unchanged,
     }
     patches = [mock.patch.object(torch.distributed, name, function) for name, function in replacements.items()]
+    patches.append(mock.patch.object(parallel_state, "generate_masked_orthogonal_rank_groups", _rank_groups))
     return [*patches, mock.patch.object(torch.nn.Module, "bfloat16", bfloat16)]
+
+
+def _rank_groups(world_size: int, parallel_size: list[int], mask: list[bool]) -> list[list[int]]:
+    """Megatron's own lists, made once: a plan asks for the same ones dozens of times."""
+    return [list(ranks) for ranks in _known_rank_groups(world_size, tuple(parallel_size), tuple(mask))]
+
+
+@lru_cache(maxsize=256)
+def _known_rank_groups(world_size: int, parallel_size: tuple[int, ...], mask: tuple[bool, ...]) -> list[list[int]]:
+    return _generate_rank_groups(world_size, list(parallel_size), list(mask))
 
 
 def _converted(parameter: torch.nn.Parameter) -> torch.nn.Parameter:

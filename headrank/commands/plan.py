@@ -3,6 +3,7 @@
 The exact job - real model, loss, DDP and optimizer - runs one step on fake tensors in a fake process group of the real
 size, and what it would need is printed per GPU: memory, FLOPs, traffic by collective, the least time a step can
 take, hours, and whether it fits. The paper's literal recipe stands beside ours. Nothing is allocated and nothing is downloaded.
+Our column builds every layer; the paper's, and what the limits need, extend a few of them, which are all alike.
 
   headrank plan --model Qwen3-4B --tensor-model-parallel-size 8 --nodes 1 --gpu h20
   headrank plan --model Qwen3-32B --nodes 128 --gpu h100 --global-batch-size 1024 --queries 1000000 --pairs 430000000
@@ -21,8 +22,8 @@ from headrank.errors import InputError
 
 if TYPE_CHECKING:
     from megatron_patches.planner import Plan
-    from megatron_patches.planner_gpus import Gpu
     from megatron_patches.planner_job import Job
+    from megatron_patches.planner_limits import Limit
 
 MODELS = "Qwen3-0.6B, -1.7B, -4B, -8B, -14B, -32B, embedded, or a Hugging Face directory"
 PAPER_BATCH = 32
@@ -66,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         hardware.add_argument(flag, dest=name, type=float, metavar=unit, help=f"{text}, instead of the GPU's own")
     output = parser.add_argument_group("output")
     output.add_argument("--recipe", choices=["both", "ours", "literal"], default="both", help="which column to compute (default both)")
-    output.add_argument("--by-depth", action="store_true", help="measure few layers and extend them: faster, within a percent")
+    output.add_argument("--by-depth", action="store_true", help="extend few layers in our column too: faster, within two percent")
     output.add_argument("--no-limits", action="store_true", help="do not look for what breaks first")
     output.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
@@ -89,10 +90,10 @@ def run(args: argparse.Namespace) -> None:
     from megatron_patches.planner_limits import first_limits, smallest_tensor_parallel
 
     plans = make_plans(args)
-    limits, smallest = [], {}
+    limits, smallest = [], None
     if not args.no_limits:
         limits = first_limits(plans[0])
-        smallest = {plan.recipe: smallest_tensor_parallel(plan, is_batch_free=args.global_batch_size is None) for plan in plans}
+        smallest = smallest_tensor_parallel(plans[0], is_batch_free=args.global_batch_size is None)
     if args.json:
         document = {
             "plans": [plan.to_dict() for plan in plans],
@@ -101,7 +102,10 @@ def run(args: argparse.Namespace) -> None:
         }
         print(json.dumps(document, indent=2))
         return
-    print_plans(plans, limits, smallest)
+    print_plans(plans)
+    if not args.no_limits:
+        print_limits(COLUMNS[plans[0].recipe], limits, smallest)
+    print("Times are lower bounds from published peaks; nothing was measured on a GPU.")
 
 
 def quieten_megatron() -> None:
@@ -112,26 +116,33 @@ def quieten_megatron() -> None:
 
 
 def make_plans(args: argparse.Namespace) -> list[Plan]:
-    """One plan a recipe. The literal recipe is always measured by depth; ours in full unless --by-depth."""
+    """One plan a recipe. The literal recipe is measured by depth; ours in full unless --by-depth."""
     from megatron_patches.planner import Data, Plan
     from megatron_patches.planner_gpus import find_gpu
+    from megatron_patches.planner_limits import smallest_tensor_parallel
     from megatron_patches.planner_measure import measure, measure_by_depth
 
     numbers = {name: getattr(args, name) for name in GPU_NUMBERS}
     gpu = find_gpu(args.gpu, **{name: None if value is None else value * GPU_NUMBERS[name][2] for name, value in numbers.items()})
     if args.pairs < args.queries:
         raise InputError(f"--pairs {args.pairs} is fewer than one for each of --queries {args.queries}")
-    data, job = Data(args.queries, args.pairs), _job(args, gpu)
+    data, job = Data(args.queries, args.pairs), _job(args)
     job.config()  # contradictions are refused before anything is built
+    recipes = ["ours", "literal"] if args.recipe == "both" else [args.recipe]
+    if args.tensor_model_parallel_size is None:
+        largest = Plan(job, recipes[0], gpu, args.gpus_per_node, data, measure_by_depth(job, recipes[0]))
+        is_batch_free = args.global_batch_size is None
+        size = smallest_tensor_parallel(largest, is_batch_free=is_batch_free) or job.tensor_parallel
+        job = job.with_tensor_parallel(size, is_batch_free=is_batch_free)
     plans = []
-    for recipe in ["ours", "literal"] if args.recipe == "both" else [args.recipe]:
+    for recipe in recipes:
         how = measure_by_depth if args.by_depth or recipe == "literal" else measure
         plans.append(Plan(job, recipe, gpu, args.gpus_per_node, data, how(job, recipe)))
     return plans
 
 
-def _job(args: argparse.Namespace, gpu: Gpu) -> Job:
-    """The job that the flags describe, with a tensor-parallel size and a global batch where none was given."""
+def _job(args: argparse.Namespace) -> Job:
+    """The job that the flags describe, at the largest tensor-parallel size possible and with a global batch where none was given."""
     from headrank.heads import HeadSet
     from megatron_patches.planner_job import Job
     from megatron_patches.planner_shapes import heads_of, shape_of
@@ -173,18 +184,11 @@ def _job(args: argparse.Namespace, gpu: Gpu) -> Job:
             f"--global-batch-size {job.global_batch_size} cannot be split over {job.world_size} GPUs at any tensor-parallel size; "
             f"use a multiple of {job.world_size}"
         )
-    return _smallest(possible, gpu, "literal" if args.recipe == "literal" else "ours")
+    return possible[-1]
 
 
-def _smallest(possible: list[Job], gpu: Gpu, recipe: str) -> Job:
-    """The first job of ascending tensor-parallel sizes that fits, or the last when none does."""
-    from megatron_patches.planner_limits import does_fit
-
-    return next((job for job in possible if does_fit(job, recipe, gpu)), possible[-1])
-
-
-def print_plans(plans: list[Plan], limits: list[Any], smallest: dict[str, int | None]) -> None:
-    """Tables for people."""
+def print_plans(plans: list[Plan]) -> None:
+    """The job in a line and a table for people."""
     from rich.console import Console
     from rich.table import Table
 
@@ -203,13 +207,14 @@ def print_plans(plans: list[Plan], limits: list[Any], smallest: dict[str, int | 
     for label, values in _rows(plans):
         table.add_row(label, *values)
     console.print(table)
-    for recipe, size in smallest.items():
-        found = size if size is not None else "none; use more or larger GPUs"
-        console.print(f"smallest tensor-parallel size that fits, {COLUMNS[recipe]}: {found}")
+
+
+def print_limits(name: str, limits: list[Limit], smallest: int | None) -> None:
+    """What breaks first, a line each."""
+    print(f"smallest tensor-parallel size that fits, {name}: {smallest if smallest is not None else 'none; use more or larger GPUs'}")
     for limit in limits:
         last = "" if limit.value is None else f" up to {limit.value:,.0f}"
-        console.print(f"first limit, {limit.axis}{last}: {limit.reason}")
-    console.print("Times are lower bounds from published peaks, nothing was measured on a GPU.")
+        print(f"first limit, {limit.axis}{last}: {limit.reason}")
 
 
 def _rows(plans: list[Plan]) -> list[tuple[str, list[str]]]:
@@ -238,7 +243,8 @@ def _rows(plans: list[Plan]) -> list[tuple[str, list[str]]]:
         ("pairs a step", [f"{fact['pairs_per_step']:,}" for fact in facts]),
         ("TFLOP a step", [f"{fact['flops_per_step'] / 1e12:,.1f}" for fact in facts]),
     ]
-    rows += [(f"sent, {name}", [f"{fact['sent_bytes_per_step'].get(name, 0) / 1e9:,.2f} GB" for fact in facts]) for name in collectives]
+    rows.append(("sent a step", [f"{sum(fact['sent_bytes_per_step'].values()) / 1e9:,.3g} GB" for fact in facts]))
+    rows += [(f"  {name}", [f"{fact['sent_bytes_per_step'].get(name, 0) / 1e9:,.3g} GB" for fact in facts]) for name in collectives]
     rows += [
         ("step: compute at peak", seconds("compute_seconds")),
         ("step: memory at peak", seconds("memory_seconds")),
@@ -246,9 +252,9 @@ def _rows(plans: list[Plan]) -> list[tuple[str, list[str]]]:
         ("step: lower bound", [f"{fact['bound_seconds']:.3g} s ({fact['bound_by']})" for fact in facts]),
         ("step: nothing overlapped", seconds("serial_seconds")),
         ("steps an epoch", [f"{fact['steps']:,}" for fact in facts]),
-        ("hours an epoch, at least", [f"{fact['hours_at_least']:,.2f}" for fact in facts]),
-        ("hours an epoch, nothing overlapped", [f"{fact['hours_serial']:,.2f}" for fact in facts]),
-        ("on disk: tokenised contexts", [f"{fact['store_bytes'] / 1e9:,.3f} GB" for fact in facts]),
-        ("on disk: reference scores", [f"{fact['reference_store_bytes'] / 1e9:,.3f} GB" for fact in facts]),
+        ("hours an epoch, at least", [f"{fact['hours_at_least']:,.3g}" for fact in facts]),
+        ("hours an epoch, nothing overlapped", [f"{fact['hours_serial']:,.3g}" for fact in facts]),
+        ("on disk: tokenised contexts", [f"{fact['store_bytes'] / 1e9:,.3g} GB" for fact in facts]),
+        ("on disk: reference scores", [f"{fact['reference_store_bytes'] / 1e9:,.3g} GB" for fact in facts]),
     ]
     return rows

@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrank.errors import InputError
+from megatron_patches.planner import Data, Plan
 from megatron_patches.planner_gpus import GIB, GPUS, Gpu, find_gpu, is_inside_node, wire_bytes
+from megatron_patches.planner_job import Job
+from megatron_patches.planner_measure import Measurement
 from megatron_patches.planner_meter import Costs, Kernel, Message
 from megatron_patches.planner_shapes import KNOWN_MODELS, PAPER_HEADS, heads_of, shape_of
 
@@ -59,11 +62,7 @@ def test_mixed_costs_are_linear() -> None:
     assert mixed.messages == {Message("all-reduce", (0, 1), 8): 2.0}
 
 
-def plan_of(microbatch: Costs, update: Costs, recipe: str = "ours", **job_changes: object):
-    from megatron_patches.planner import Data, Plan
-    from megatron_patches.planner_job import Job
-    from megatron_patches.planner_measure import Measurement
-
+def plan_of(microbatch: Costs, update: Costs, recipe: str = "ours", **job_changes: object) -> Plan:
     shape = KNOWN_MODELS["Qwen3-0.6B"]
     job = Job("Qwen3-0.6B", shape, heads_of("Qwen3-0.6B", shape), 4, 16, global_batch_size=32)
     measured = Measurement(1, 10 * GIB, 20 * GIB, 5 * GIB, 0, 30 * GIB, microbatch, update)
@@ -94,6 +93,7 @@ def test_steps_are_pairs_over_the_batch_for_the_paper_and_groups_over_the_batch_
     costs = Costs()
     costs.kernels[Kernel(10**12, torch.bfloat16, 1)] += 1
     assert plan_of(costs, Costs(), "literal").num_steps == 32  # 1000 / 32
+    assert plan_of(costs, Costs(), pairs_per_context=1).num_steps == 32
     ours = plan_of(costs, Costs(), pairs_per_context=16)
     assert (ours.samples_per_epoch, ours.num_steps) == (70, 3)  # 10 contexts of 100 pairs: 7 groups each
     # ceil(10 / 4) contexts a rank of 1 s each, forward only: 2 of 7 attention products, 2 of 9 when recomputed
@@ -133,21 +133,26 @@ def test_nodes_stop_paying_at_the_batch_or_where_the_exchange_takes_longer_than_
     assert by_network.value == int(32 * 1000 / 3221 / 2) and "30.0 GiB" in by_network.reason
 
 
-def test_sizes_that_arithmetic_rules_out_are_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_tensor_parallel_sizes_in_doubt_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
     from megatron_patches import planner_limits
 
-    plan = plan_of(Costs(), Costs(), world_size=8, tensor_parallel=8)
+    plan = plan_of(Costs(), Costs(), world_size=8, tensor_parallel=8)  # 65 GiB, 30 of them activations
     built = []
 
-    def measured(job: object, recipe: str) -> object:
+    def measured(job: Job, recipe: str) -> Measurement:
         built.append(job.tensor_parallel)
         return dataclasses.replace(plan.measured, activation_bytes=(30 if job.tensor_parallel > 2 else 300) * GIB)
 
+    def search(gigabytes: float) -> tuple[int | None, list[int]]:
+        built.clear()
+        gpu = dataclasses.replace(ROUND, memory_bytes=(gigabytes + 2) / 0.95 * GIB)  # so many are usable
+        return planner_limits.smallest_tensor_parallel(dataclasses.replace(plan, gpu=gpu)), list(built)
+
     monkeypatch.setattr(planner_limits, "measure_by_depth", measured)
-    assert planner_limits.smallest_tensor_parallel(plan) == 4 and built == [1, 2, 4]
-    built.clear()
-    small = dataclasses.replace(plan, gpu=dataclasses.replace(ROUND, memory_bytes=3.8 * GIB))  # 1.6 GiB usable of 3.4 at TP 1
-    assert planner_limits.smallest_tensor_parallel(small) is None and built == [4]
+    assert search(520) == (1, [])  # eight times as much would still fit
+    assert search(131) == (4, [2])  # 130 GiB at the most at TP 4; TP 2 must be tried and is too large
+    assert search(93) == (4, [4, 2])  # 130 at the most: in doubt
+    assert search(64) == (None, [])  # TP 8 is too large, so all are
 
 
 def test_the_store_of_contexts_is_as_large_as_planned(tmp_path) -> None:
