@@ -57,12 +57,16 @@ def columns(facts: dict[str, Any]) -> list[str]:
 def best_possible(output: Path, collection: Collection) -> str:
     """The ceiling: the same candidates in the order of their grades."""
     qrels, run = collection.qrels(), read_run(output / "heldout" / "bm25" / "run.txt")
+    facts = read_json(output / "heldout" / "bm25" / "metrics.json")
+    assert isinstance(facts, dict)
+    depth = facts["depth"]
     ordered = {}
     for query_id, rows in run.items():
-        doc_ids = sorted((row.doc_id for row in rows), key=lambda doc_id: -qrels[query_id].get(doc_id, 0))
+        doc_ids = [row.doc_id for row in rows]
+        doc_ids = sorted(doc_ids[:depth], key=lambda doc_id: -qrels[query_id].get(doc_id, 0)) + doc_ids[depth:]
         ordered[query_id] = [Candidate(doc_id, rank, -float(rank)) for rank, doc_id in enumerate(doc_ids, start=1)]
     ceiling = evaluate_run(ordered, qrels, ["nDCG@10"], query_ids=set(run)).mean("nDCG@10")
-    return f"{len(run)} queries never trained on; the best order of the same candidates would have {100 * ceiling:.1f}"
+    return f"{len(run)} queries never trained on; the best order of the same {depth} candidates a query would have {100 * ceiling:.1f}"
 
 
 def places(output: Path) -> list[tuple[str, Path]]:

@@ -1,4 +1,4 @@
-"""Reranking requests: a query with the candidates to rerank in prompt order, from a collection or a rank_llm file."""
+"""Reranking requests: a query with the candidates to rerank in prompt order, from a collection or a rank_llm file; and their scores."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import random
 from collections.abc import Collection as Ids
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from headrank.errors import InputError
 from headrank.formats import Candidate, Collection, Document, Run
@@ -21,6 +23,15 @@ class Request:
     candidates: tuple[Candidate, ...]
     documents: tuple[Document, ...]
     rest: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ListScores:
+    """The result for one query, documents in the order they were given."""
+
+    scores: np.ndarray  # float32 [N]
+    num_tokens: int
+    is_shortened: bool = False
 
 
 def requests_from_collection(

@@ -21,20 +21,12 @@ from headrank.errors import InputError
 from headrank.heads import HeadSet, head_name
 from headrank.prompt import PromptTemplate
 from headrank.reader import AttentionReader, model_size, read_headrank_json
+from headrank.requests import ListScores
 from headrank.scores import calibrated_scores, kept_tokens, sum_over_documents
 from headrank.spans import EncodedContext
 
 _log = logging.getLogger(__name__)
 DocumentLike = str | Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class ListScores:
-    """The result for one query, documents in the order they were given."""
-
-    scores: np.ndarray  # float32 [N]
-    num_tokens: int
-    is_shortened: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ SELECTION_PER_TOPIC=${SELECTION_PER_TOPIC:-1}  # training queries of each topic 
 PRUNE=${PRUNE:-0.3}  # HeadRank's heads come from the lower 70% of the layers: a shorter training step and prefill
 CORES=$(getconf _NPROCESSORS_ONLN)
 GIGABYTES=$(awk '/MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo 2>/dev/null || echo 16)
-export DEPTH=${DEPTH:-16} TP=${TP:-1} PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-3e-5} EPOCHS=${EPOCHS:-1} GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-2}
+export DEPTH=${DEPTH:-12} TP=${TP:-1} PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-3e-5} EPOCHS=${EPOCHS:-1} GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-2}
 # lists of the judged candidates only, about 10 of a query's 20, keep a training step short; reranking sees all
 export PAIRS_FLAGS=${PAIRS_FLAGS---depth 20 --judged-only}
 # two data-parallel ranks where cores and memory (5 GB a rank at TP 1) allow it
@@ -27,6 +27,8 @@ export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE} GOMP_SPINCOUNT=${GOMP_SPINCOU
 export PYTHONWARNINGS=${PYTHONWARNINGS:-ignore} # Megatron warns in every process that there is no Transformer Engine
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 HEADRANK=("$PYTHON" -m headrank)
+RERANK=("${HEADRANK[@]}" rerank)
+((CORES < 2)) || RERANK=(env OMP_NUM_THREADS=$((CORES / 2)) "$PYTHON" -m torch.distributed.run --standalone --nproc-per-node 2 -m headrank rerank)
 
 say() { printf '\n\033[1m[demo %4ds] %s\033[0m\n' "$SECONDS" "$*"; }
 run() { if ((DRY_RUN)); then printf ' %q' "$@"; printf '\n'; else "$@"; fi; }
@@ -34,7 +36,9 @@ run() { if ((DRY_RUN)); then printf ' %q' "$@"; printf '\n'; else "$@"; fi; }
 # cell NAME INPUT FLAGS...: rerank the held-out queries into OUTPUT/heldout/NAME, unless that was done by these flags after INPUT was made
 cell() {
     local folder=$OUTPUT/heldout/$1 input=$2; shift 2
-    local command=("${HEADRANK[@]}" rerank --collection "$COLLECTION" --only "$HELD_OUT_QUERIES" --depth "$DEPTH" --output "$folder/run.txt"
+    local way=("${RERANK[@]}")
+    [[ $folder != */bm25 ]] || way=("${HEADRANK[@]}" rerank) # nothing to compute
+    local command=("${way[@]}" --collection "$COLLECTION" --only "$HELD_OUT_QUERIES" --depth "$DEPTH" --output "$folder/run.txt"
         --scores "$folder/scores.jsonl" --meta "$folder/meta.json" "$@")
     if [[ -f $folder/run.txt && ! $input -nt $folder/run.txt && -f $folder/command && $(<"$folder/command") == "${command[*]}" ]]; then
         echo "[rerank] done before: $folder/run.txt"; return
@@ -48,18 +52,16 @@ cell() {
 say "the embedded model, from the package index on first use"
 ((DRY_RUN)) || MODEL=$("$PYTHON" -c 'import sys; from headrank.commands.options import resolve_model; print(resolve_model(sys.argv[1]))' "$MODEL")
 
-say "phases 1-5: ALPS pairs, head selection, training at TP $TP on $NPROC processes, re-selection, export"
+say "CoRe heads of the untrained model; HeadRank's selection reads the same statistics"
 ((DRY_RUN)) || mkdir -p "$OUTPUT"
 ((DRY_RUN)) || awk -F'\t' -v most="$SELECTION_PER_TOPIC" 'seen[$2]++ < most' "$TRAIN_QUERIES" >"$OUTPUT/selection.qids"
 export MODEL COLLECTION OUTPUT TRAIN_QUERIES STATISTICS=$OUTPUT/head-statistics
-export SELECT_FLAGS="--only $OUTPUT/selection.qids --no-retriever-order --prune $PRUNE"
-((CORES < 2 * NPROC)) || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((CORES / NPROC))} # torchrun gives each process one thread otherwise
-launch/pipeline.sh --no-save-optim "$@" # a third of the disk; a stopped demo trains again from the start
-unset OMP_NUM_THREADS
-
-say "CoRe heads of the untrained model, from the same statistics"
 run "${HEADRANK[@]}" select-heads --method core --model "$MODEL" --collection "$COLLECTION" --only "$OUTPUT/selection.qids" --depth "$DEPTH" \
     --permutations "$PERMUTATIONS" --no-retriever-order --cache "$STATISTICS" --no-picture --output "$OUTPUT/heads.core.json"
+
+say "phases 1-5: ALPS pairs, head selection, training at TP $TP on $NPROC processes, re-selection, export"
+export SELECT_FLAGS="--only $OUTPUT/selection.qids --no-retriever-order --prune $PRUNE"
+launch/pipeline.sh --no-save-optim "$@" # a third of the disk; a stopped demo trains again from the start
 
 say "reranking the held-out queries"
 cell bm25 "$COLLECTION/run.bm25.txt" --method bm25

@@ -78,7 +78,8 @@ phase() {
 SELECT=("${HEADRANK[@]}" select-heads "${COLLECTIONS[@]}" "${QUERIES[@]}" --depth "$DEPTH" --top-k "$TOP_K" --permutations "$PERMUTATIONS"
     --cache "$STATISTICS" "${SELECT_EXTRA[@]}")
 EXPORT=("${HEADRANK[@]}" export-hf --overwrite)
-TRAIN=("$PYTHON" -m torch.distributed.run --standalone --nproc-per-node "$NPROC" pretrain_headrank.py)
+CORES=$(getconf _NPROCESSORS_ONLN)
+TRAIN=(env "OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((CORES > NPROC ? CORES / NPROC : 1))}" "$PYTHON" -m torch.distributed.run --standalone --nproc-per-node "$NPROC" pretrain_headrank.py)
 DISTRIBUTED_ARGS=(--tensor-model-parallel-size "$TP" --exit-signal-handler)
 TRAINING_ARGS=(--global-batch-size "$GLOBAL_BATCH_SIZE" --seed "$SEED" --lr "$LR" --clip-grad 5.0 --log-interval 1 --save-interval "$SAVE_INTERVAL")
 HEADRANK_ARGS=(--headrank-pairs-per-context "$PAIRS_PER_CONTEXT" --headrank-permutations "$PERMUTATIONS"

@@ -16,7 +16,8 @@ from headrank.errors import InputError
 
 if TYPE_CHECKING:
     from headrank.heads import HeadSet
-    from headrank.reranker import DocumentLike, ListScores
+    from headrank.requests import ListScores
+    from headrank.reranker import DocumentLike
 
 
 class Ranker(Protocol):
@@ -124,6 +125,6 @@ class FirstStage:
         """Scores that fall with the position: N, N - 1, ..., 1."""
         import numpy as np
 
-        from headrank.reranker import ListScores
+        from headrank.requests import ListScores
 
         return [ListScores(np.arange(len(documents), 0, -1, dtype=np.float32), num_tokens=0) for _, documents in requests]

@@ -18,7 +18,8 @@ import numpy as np
 from headrank.baselines.generation import Answer, EndpointGenerator, Generator, LocalGenerator, Message
 from headrank.errors import InputError
 from headrank.prompt import PromptTemplate
-from headrank.reranker import DocumentLike, ListScores, _title_and_text
+from headrank.requests import ListScores
+from headrank.reranker import DocumentLike, _title_and_text
 
 _log = logging.getLogger(__name__)
 WINDOW, STRIDE = 20, 10  # the paper's

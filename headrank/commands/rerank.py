@@ -153,12 +153,12 @@ def _batches(requests: list[Request], size: int) -> Iterator[list[Request]]:
 
 def _build_rankers(args: argparse.Namespace, targets: Sequence[Target]) -> list[Any]:
     """The ranker of every target; several read one model, loaded as deep as the deepest of them needs."""
-    model = options.resolve_model(args.model)
     if len(targets) == 1:
-        return [_build_ranker(args, model)]
+        return [_build_ranker(args)]
     from headrank.reader import AttentionReader
     from headrank.reranker import HeadRankReranker, choose_heads
 
+    model = options.resolve_model(args.model)
     sets = [choose_heads(model, "all" if target.method == "icr" else target.heads) for target in targets]
     selected = [heads.prompt for target, heads in zip(targets, sets, strict=True) if target.method != "icr"] or [sets[0].prompt]
     prompts = [options.prompt_from(args, prompt) for prompt in selected]
@@ -170,9 +170,12 @@ def _build_rankers(args: argparse.Namespace, targets: Sequence[Target]) -> list[
     return [HeadRankReranker(reader, heads, calibrate=not args.no_calibration, batch_size=args.batch_size) for heads in sets]
 
 
-def _build_ranker(args: argparse.Namespace, model: str) -> Any:
-    """The method's ranker; --heads and the prompt switches reach every attention method alike."""
-    from headrank.baselines import build_ranker
+def _build_ranker(args: argparse.Namespace) -> Any:
+    """The method's ranker; --heads and the prompt switches reach every attention method alike. A first stage needs no model."""
+    from headrank.baselines import FirstStage, build_ranker, find_method
+
+    if find_method(args.method).kind == "first-stage":
+        return FirstStage()
     from headrank.heads import HeadSet
 
     heads = HeadSet.load(args.heads) if args.heads else None
@@ -180,7 +183,7 @@ def _build_ranker(args: argparse.Namespace, model: str) -> Any:
     prompt = options.prompt_from(args, heads.prompt if heads else None) if changed else None
     return build_ranker(
         args.method,
-        model,
+        options.resolve_model(args.model),
         heads=heads,
         device=args.device,
         dtype=args.dtype,
