@@ -2,9 +2,10 @@
 # Choose what the paper leaves open on a validation split of the training queries: one short run a row, then one table.
 #
 #   COLLECTION="dl21 dl23" VALID_QUERIES=valid.qids OUTPUT=runs/tune launch/tune.sh
+#   SETTINGS=launch/seeds.tsv launch/tune.sh   # the default with five seeds
 #   SETTINGS=my-rows.tsv launch/tune.sh        # lines of NAME<TAB>flags for pretrain_headrank.py; '#' begins a comment
 #
-# All rows share the pairs, the heads, the order of the samples and the frozen model's scores. The test collections are not seen.
+# All rows share the pairs, the heads, the order of the samples (unless a row gives --seed) and the frozen model's scores. The test collections are not seen.
 # Finished rows are skipped, so rows can be added. `headrank report --training OUTPUT/rows` prints the table again.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -18,7 +19,8 @@ SETTINGS=${SETTINGS:-launch/tune.tsv}
 HEADS=${HEADS:-}                               # heads.json; empty: selected here, on the training queries
 ITERATIONS=${ITERATIONS:-24}
 GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-2}
-DEPTH=${DEPTH:-100} SUBLISTS=${SUBLISTS:-1} SUBLIST_SIZE=${SUBLIST_SIZE:-12} # training lists: so many of so many documents from the top DEPTH
+PAIRS_FLAGS=${PAIRS_FLAGS:---depth 100 --judged-only --sublists 1 --sublist-size 12} # training lists
+SELECT_FLAGS=${SELECT_FLAGS:-}
 VALID_DEPTH=${VALID_DEPTH:-20}
 PERMUTATIONS=${PERMUTATIONS:-1}
 SEED=${SEED:-1}
@@ -32,19 +34,21 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 run() { if ((DRY_RUN)); then printf '%q ' "$@"; printf '\n'; else "$@"; fi; }
 
 read -ra folders <<<"$COLLECTION"
+read -ra PAIRS_EXTRA <<<"$PAIRS_FLAGS"
+read -ra SELECT_EXTRA <<<"$SELECT_FLAGS"
 COLLECTIONS=()
 for folder in "${folders[@]}"; do COLLECTIONS+=(--collection "$folder"); done
 QUERIES=(--hold-out "$VALID_QUERIES")
 [[ -z $TRAIN_QUERIES ]] || QUERIES=(--only "$TRAIN_QUERIES")
 
-[[ -f $OUTPUT/pairs/pairs.summary.json ]] || run "$PYTHON" -m headrank pairs "${COLLECTIONS[@]}" "${QUERIES[@]}" --depth "$DEPTH" \
-    --sublists "$SUBLISTS" --sublist-size "$SUBLIST_SIZE" --output "$OUTPUT/pairs"
+[[ -f $OUTPUT/pairs/pairs.summary.json ]] || run "$PYTHON" -m headrank pairs "${COLLECTIONS[@]}" "${QUERIES[@]}" "${PAIRS_EXTRA[@]}" \
+    --output "$OUTPUT/pairs"
 [[ -f $OUTPUT/valid/pairs.summary.json ]] || run "$PYTHON" -m headrank pairs "${COLLECTIONS[@]}" --only "$VALID_QUERIES" --depth "$VALID_DEPTH" \
     --output "$OUTPUT/valid"
 if [[ -z $HEADS ]]; then
     HEADS=$OUTPUT/heads.json
     [[ -f $HEADS ]] || run "$PYTHON" -m headrank select-heads --model "$MODEL" "${COLLECTIONS[@]}" "${QUERIES[@]}" --depth "$VALID_DEPTH" \
-        --permutations "$PERMUTATIONS" --cache "$OUTPUT/head-statistics" --output "$HEADS"
+        --permutations "$PERMUTATIONS" --cache "$OUTPUT/head-statistics" "${SELECT_EXTRA[@]}" --output "$HEADS"
 fi
 
 COMMON=(--headrank-model "$MODEL" --headrank-heads "$HEADS" --train-data-path "$OUTPUT/pairs" --valid-data-path "$OUTPUT/valid"
