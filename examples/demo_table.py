@@ -50,7 +50,9 @@ def columns(facts: dict[str, Any]) -> list[str]:
     values = list(facts["per_query"]["nDCG@10"].values())
     low, high = bootstrap_interval(values)
     layers = "-" if not facts.get("layers_used") else f"{facts['layers_used']} of {facts['num_layers']}"
-    seconds = "-" if facts["method"] == "bm25" else f"{facts['seconds_per_query']:.2f}"
+    seconds = (
+        "-" if facts["method"] == "bm25" else "with ICR" if facts["seconds_per_query"] is None else f"{facts['seconds_per_query']:.2f}"
+    )
     return [f"{100 * sum(values) / len(values):.1f}", f"{100 * low:.1f} - {100 * high:.1f}", seconds, layers]
 
 

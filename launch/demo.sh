@@ -14,10 +14,10 @@ OUTPUT=${OUTPUT:-runs/demo}
 TRAIN_QUERIES=${TRAIN_QUERIES:-$COLLECTION/train.qids}
 HELD_OUT_QUERIES=${HELD_OUT_QUERIES:-$COLLECTION/heldout.qids}
 SELECTION_PER_TOPIC=${SELECTION_PER_TOPIC:-1}  # training queries of each topic that head selection looks at
-PRUNE=${PRUNE:-0.3}  # HeadRank's heads come from the lower 70% of the layers: a shorter training step and prefill
+PRUNE=${PRUNE:-0.4}  # HeadRank's heads come from the lower 60% of the layers: a shorter training step and prefill
 CORES=$(getconf _NPROCESSORS_ONLN)
 GIGABYTES=$(awk '/MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo 2>/dev/null || echo 16)
-export DEPTH=${DEPTH:-12} TP=${TP:-1} PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-3e-5} EPOCHS=${EPOCHS:-1} GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-2}
+export DEPTH=${DEPTH:-12} TP=${TP:-1} PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-3e-5} EPOCHS=${EPOCHS:-0.75} GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-2}
 # lists of the judged candidates only, about 10 of a query's 20, keep a training step short; reranking sees all
 export PAIRS_FLAGS=${PAIRS_FLAGS---depth 20 --judged-only}
 # two data-parallel ranks where cores and memory (5 GB a rank at TP 1) allow it
@@ -27,8 +27,6 @@ export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE} GOMP_SPINCOUNT=${GOMP_SPINCOU
 export PYTHONWARNINGS=${PYTHONWARNINGS:-ignore} # Megatron warns in every process that there is no Transformer Engine
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 HEADRANK=("$PYTHON" -m headrank)
-RERANK=("${HEADRANK[@]}" rerank)
-((CORES < 2)) || RERANK=(env OMP_NUM_THREADS=$((CORES / 2)) "$PYTHON" -m torch.distributed.run --standalone --nproc-per-node 2 -m headrank rerank)
 
 say() { printf '\n\033[1m[demo %4ds] %s\033[0m\n' "$SECONDS" "$*"; }
 run() { if ((DRY_RUN)); then printf ' %q' "$@"; printf '\n'; else "$@"; fi; }
@@ -36,9 +34,7 @@ run() { if ((DRY_RUN)); then printf ' %q' "$@"; printf '\n'; else "$@"; fi; }
 # cell NAME INPUT FLAGS...: rerank the held-out queries into OUTPUT/heldout/NAME, unless that was done by these flags after INPUT was made
 cell() {
     local folder=$OUTPUT/heldout/$1 input=$2; shift 2
-    local way=("${RERANK[@]}")
-    [[ $folder != */bm25 ]] || way=("${HEADRANK[@]}" rerank) # nothing to compute
-    local command=("${way[@]}" --collection "$COLLECTION" --only "$HELD_OUT_QUERIES" --depth "$DEPTH" --output "$folder/run.txt"
+    local command=("${HEADRANK[@]}" rerank --collection "$COLLECTION" --only "$HELD_OUT_QUERIES" --depth "$DEPTH" --output "$folder/run.txt"
         --scores "$folder/scores.jsonl" --meta "$folder/meta.json" "$@")
     if [[ -f $folder/run.txt && ! $input -nt $folder/run.txt && -f $folder/command && $(<"$folder/command") == "${command[*]}" ]]; then
         echo "[rerank] done before: $folder/run.txt"; return
@@ -65,8 +61,7 @@ launch/pipeline.sh --no-save-optim "$@" # a third of the disk; a stopped demo tr
 
 say "reranking the held-out queries"
 cell bm25 "$COLLECTION/run.bm25.txt" --method bm25
-cell icr "$COLLECTION/run.bm25.txt" --method icr --model "$MODEL"
-cell core "$OUTPUT/heads.core.json" --method core --model "$MODEL" --heads "$OUTPUT/heads.core.json"
+cell icr "$OUTPUT/heads.core.json" --method icr --model "$MODEL" --also "$OUTPUT/heldout/core=core:$OUTPUT/heads.core.json" # one forward for both
 cell headrank "$OUTPUT/model/config.json" --method headrank --model "$OUTPUT/model"
 
 say "measures, report and viewer"

@@ -69,10 +69,15 @@ def write_targets(
     facts: dict[str, Any],
 ) -> None:
     """Write every target from the finished lines, the command's own last: once it is there, all are."""
+    everything = {head for ranker in rankers for head in ranker.heads.heads} if len(targets) > 1 else set()
     for place in reversed(range(len(targets))):
         rows = [_row_of(done[request.query_id], place) for request in requests]
         ranker = rankers[place] if place < len(rankers) else None
-        _write_target(args, targets[place], requests, rows, ranker, facts | {"methods_sharing_the_forward": len(targets)})
+        shared = {
+            "methods_sharing_the_forward": len(targets),
+            "reads_the_whole_forward": not everything or everything == set(ranker.heads.heads),
+        }
+        _write_target(args, targets[place], requests, rows, ranker, facts | shared)
 
 
 def _row_of(row: dict[str, Any], place: int) -> dict[str, Any]:
@@ -110,18 +115,17 @@ def _write_target(
 
 
 def _facts(args: argparse.Namespace, target: Target, rows: list[dict[str, Any]], ranker: Any, facts: dict[str, Any]) -> dict[str, Any]:
-    """What the run cost and what it was made with. A shared forward has no seconds of one method."""
+    """What the run cost and what it was made with. The seconds of a shared forward are those of a method that reads all of it, as ICR."""
     from headrank.provenance import peak_memory_bytes, versions
 
     heads = getattr(ranker, "heads", None)
-    is_alone = facts["methods_sharing_the_forward"] == 1
     return {
         "model": args.model,
         "method": target.method,
         "depth": args.depth,
         "order": "shuffled" if args.shuffle is not None else (args.order or "retriever"),
         "num_queries": len(rows),
-        "seconds_per_query": sum(row["seconds"] for row in rows) / len(rows) if is_alone else None,
+        "seconds_per_query": sum(row["seconds"] for row in rows) / len(rows) if facts["reads_the_whole_forward"] else None,
         "tokens_per_query": sum(row["tokens"] for row in rows) / len(rows),
         "peak_memory_bytes": peak_memory_bytes(),
         "layers_used": getattr(ranker, "layers_used", None),
