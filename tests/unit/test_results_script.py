@@ -1,0 +1,57 @@
+"""launch/results.sh without running it: every command it would start is accepted by the parser that will read it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+from headrank.commands import build_verb_parser
+from megatron_patches.arguments import parse_arguments
+from megatron_patches.config import config_from
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def commands(tmp_path: Path, *flags: str, **variables: str) -> list[list[str]]:
+    """The words after 'python -m headrank' or pretrain_headrank.py of a dry run, by verb."""
+    given = {"DRY_RUN": "1", "TRAIN": "a b", "EVAL": "dl19=x hotpotqa100=y", "OUTPUT": str(tmp_path / "out"), "SEEDS": "1 2", **variables}
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+    done = subprocess.run(
+        [ROOT / "launch" / "results.sh", *flags], env={**os.environ, **given}, capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    found = []
+    for line in done.stdout.splitlines():
+        words = shlex.split(line)
+        if "headrank" in words:
+            found.append(words[words.index("headrank") + 1 :])
+        elif "pretrain_headrank.py" in words:
+            found.append(["train", *words[words.index("pretrain_headrank.py") + 1 :]])
+    return found
+
+
+def test_every_command_of_the_study_is_accepted_by_its_parser(tmp_path: Path) -> None:
+    seen = commands(tmp_path, "--lr-warmup-iters", "5")
+    for verb, *words in seen:
+        if verb == "train":
+            config = config_from(parse_arguments(words), world_size=1)
+            assert config.schedule.lr_warmup_iters == 5
+            assert config.reference_cache == str(tmp_path / "out" / "reference_scores.jsonl"), "computed once, for all seeds"
+        else:
+            build_verb_parser(verb).parse_args(words)
+    verbs = [words[0] for words in seen]
+    assert verbs.count("train") == 2 and verbs.count("benchmark") == 2 * (1 + 2) + 1 and verbs[-1] == "report"
+
+
+def test_training_never_sees_a_test_collection(tmp_path: Path) -> None:
+    for verb, *words in commands(tmp_path, PHASES="heads train"):
+        assert not {"x", "y"} & {word.partition("=")[2] or word for word in words}, verb
+
+
+def test_the_control_reads_the_heads_of_every_seed_in_the_base_model(tmp_path: Path) -> None:
+    base = next(words for words in commands(tmp_path, PHASES="evaluate") if "base=embedded" in words)
+    for seed in (1, 2):
+        assert f"headrank+control-{seed}={tmp_path / 'out'}/seed-{seed}/round-1/heads.json" in base
+    assert "--share-forward" in base
