@@ -164,7 +164,22 @@ def read_cell(path: str | os.PathLike[str]) -> Cell:
     metrics = read_json(Path(path) / METRICS)
     if not isinstance(metrics, dict) or not isinstance(metrics.get("measures"), dict) or not {"method", "benchmark"} <= metrics.keys():
         raise InputError(f"{Path(path) / METRICS}: not the metrics of a cell; it needs 'method', 'benchmark' and 'measures'")
+    if not metrics["measures"]:
+        raise InputError(f"{Path(path) / METRICS}: no measure in it; run 'headrank evaluate --write-metrics' again")
+    per_query = metrics.get("per_query") or {}
+    for values in (metrics["measures"], *(per_query.values() if isinstance(per_query, dict) else [per_query])):
+        wrong = (
+            next((item for item in values.items() if not _is_number(item[1])), None) if isinstance(values, dict) else ("per_query", values)
+        )
+        if wrong is not None:
+            raise InputError(
+                f"{Path(path) / METRICS}: {wrong[0]} is {wrong[1]!r}, not a number; run 'headrank evaluate --write-metrics' again"
+            )
     return Cell(Path(path), metrics)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def find_cells(folder: str | os.PathLike[str]) -> list[Cell]:
@@ -175,7 +190,18 @@ def find_cells(folder: str | os.PathLike[str]) -> list[Cell]:
     cells = [read_cell(path.parent) for path in sorted(root.rglob(METRICS))]
     if not cells:
         raise InputError(f"{root}: no {METRICS} in it or below; run 'headrank benchmark run' or 'headrank evaluate --write-metrics' first")
-    return sorted(cells, key=cell_key)
+    return sorted(with_short_models(cells), key=cell_key)
+
+
+def with_short_models(cells: Sequence[Cell]) -> list[Cell]:
+    """The cells with models named as people name them: of a path or hub name the last parts that still tell the models apart."""
+    full = {cell.model for cell in cells}
+    ends = {name: ["/".join(name.strip("/").split("/")[-count:]) for count in range(1, name.count("/") + 2)] for name in full}
+    short = {
+        name: next((end for end in ends[name] if sum(end in other for other in ends.values()) == 1), name) if "/" in name else name
+        for name in full
+    }
+    return [Cell(cell.path, {**cell.metrics, "model": short[cell.model]}) if cell.model else cell for cell in cells]
 
 
 def cell_key(cell: Cell) -> tuple:

@@ -10,7 +10,7 @@ from headrank.evaluation.cell_analyses import comparable_cells
 from headrank.evaluation.cells import Cell, conditions
 from headrank.evaluation.head_report import head_blocks
 from headrank.evaluation.page import Block, Bullets, Grid, Page, Paragraph, Picture
-from headrank.evaluation.run_sections import RunReport, cost_blocks, provenance_blocks, training_blocks, where_blocks
+from headrank.evaluation.run_sections import RunReport, cost_blocks, provenance_blocks, seconds_of, training_blocks, where_blocks
 from headrank.evaluation.verdict import (
     Contest,
     changes,
@@ -99,7 +99,7 @@ def _contest_grid(contest: Contest) -> Grid:
             pairing = contest.against(label)
             against = (f"{100 * pairing.difference:+.2f}", p_text(pairing.p_holm).removeprefix("p ").removeprefix("= "), verdict(pairing))
         layers, total = cell.metrics.get("layers_used"), cell.metrics.get("num_layers")
-        seconds = cell.metrics.get("seconds_per_query")
+        seconds = seconds_of(cell)
         rows.append(
             (
                 label,

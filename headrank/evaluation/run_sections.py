@@ -101,7 +101,8 @@ def cost_blocks(report: RunReport, contests: Sequence[Contest]) -> list[Block]:
         rows = []
         for label, cell in contest.cells.items():
             facts = cell.metrics
-            memory, tokens, seconds = facts.get("peak_memory_bytes"), facts.get("tokens_per_query"), facts.get("seconds_per_query")
+            tokens, seconds = facts.get("tokens_per_query"), seconds_of(cell)
+            memory = facts.get("peak_memory_bytes") if method_kind(cell.method) != "first-stage" else None
             success = facts.get("success_rate")
             rows.append(
                 (
@@ -126,6 +127,12 @@ def cost_blocks(report: RunReport, contests: Sequence[Contest]) -> list[Block]:
                 )
             )
     return blocks
+
+
+def seconds_of(cell: Cell) -> float | None:
+    """Seconds a query; None for a first stage, whose list was only read here and not made."""
+    seconds = cell.metrics.get("seconds_per_query")
+    return None if seconds is None or method_kind(cell.method) == "first-stage" else float(seconds)
 
 
 def training_blocks(folder: Path, report: RunReport) -> list[Block]:

@@ -39,7 +39,7 @@ def label_cells(cells: Sequence[Cell]) -> dict[str, Cell]:
     labelled: dict[str, Cell] = {}
     names = [method_name(cell.method) for cell in cells]
     for cell, name in zip(cells, names, strict=True):
-        label = name if names.count(name) == 1 or not cell.model else f"{name}, {cell.model.rstrip('/').rpartition('/')[2]}"
+        label = name if names.count(name) == 1 or not cell.model else f"{name}, {cell.model}"
         seed = cell.metrics.get("seed")
         if label in labelled and seed is not None:
             label = f"{label}, seed {seed}"

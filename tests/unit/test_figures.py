@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from headrank.evaluation import figures
 from headrank.evaluation.cells import parse_scores
-from headrank.evaluation.figures import style
+from headrank.evaluation.figures import lists, outcomes, style, zones
 from headrank.evaluation.figures.zones import short_count
 from headrank.evaluation.homogenisation import score_by_position
 from headrank.evaluation.pareto import CostPoint
@@ -57,6 +59,57 @@ def test_each_figure_is_written_as_png_and_pdf(name: str, tmp_path: Path) -> Non
 def test_a_figure_drawn_again_is_the_same_byte_for_byte(tmp_path: Path) -> None:
     first, second = (DRAWINGS["pareto"](tmp_path / name) for name in ("one", "two"))
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that were drawn, laid out and not written."""
+    drawn: list[Figure] = []
+
+    def keep(figure: Figure, path: Path) -> list[Path]:
+        figure.canvas.draw()
+        drawn.append(figure)
+        return [path, path]
+
+    for module in (outcomes, lists, zones):
+        monkeypatch.setattr(module, "save_figure", keep)
+    return drawn
+
+
+@pytest.mark.parametrize("seconds", [(2.36, 3.17, 3.55), (0.02, 0.5, 40.0)])
+def test_the_pareto_figure_keeps_its_names_inside_and_its_ticks_apart(seconds: tuple[float, ...], kept: list[Figure]) -> None:
+    models = ["smollm2-135m-instruct", "smollm2-135m-instruct", "model"]
+    points = [CostPoint(at, 0.4, model, method) for at, model, method in zip(seconds, models, ("icr", "core", "headrank"), strict=True)]
+    figures.draw_pareto(points, "nDCG@10", Path("x"))
+    (figure,) = kept
+    (axes,) = figure.axes
+    names = [text.get_window_extent() for text in axes.texts if "," in text.get_text()]
+    assert len(names) == 3
+    assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in names)
+    assert axes.get_position().width > 0.7
+    labels = [label for label in (*axes.get_xticklabels(), *axes.get_xticklabels(minor=True)) if label.get_text()]
+    extents = [label.get_window_extent() for label in labels]
+    boxes = sorted((box for box in extents if axes.bbox.x0 <= (box.x0 + box.x1) / 2 <= axes.bbox.x1), key=lambda box: box.x0)
+    assert len(boxes) >= 2
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+
+
+@pytest.mark.parametrize("name", ["heatmap", "promotion"])
+def test_a_long_model_name_fits_above_its_panel(name: str, kept: list[Figure]) -> None:
+    models = ["model", "smollm2-135m-instruct-trained-again"]
+    if name == "heatmap":
+        figures.draw_std_heatmap({model: {"icr": {"toy": 0.1}} for model in models}, Path("x"))
+    else:
+        figures.draw_promotion({model: {"icr": (0.3, 0.2, 0.1)} for model in models}, Path("x"))
+    boxes = [axes.title.get_window_extent() if axes.title.get_text() else axes._left_title.get_window_extent() for axes in kept[0].axes[:2]]
+    assert boxes[0].x1 < boxes[1].x0
+    assert boxes[1].x1 <= kept[0].bbox.x1
+
+
+def test_places_in_the_prompt_are_whole_numbers(kept: list[Figure]) -> None:
+    row = {"query_id": "q", "doc_ids": list("abcdefghijkl"), "scores": list(range(12)), "ranks": list(range(1, 13)), "grades": [1, 0] * 6}
+    figures.draw_position_curves({"icr": score_by_position([parse_scores(row, "test")])}, Path("x"))
+    assert all(float(tick).is_integer() for tick in kept[0].axes[0].get_xticks())
 
 
 def test_a_method_has_one_colour_everywhere_and_its_variants_share_it() -> None:

@@ -209,6 +209,44 @@ def test_bad_input_is_one_line(
     assert len(error.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"measures": {}}, "no measure in it"),
+        ({"measures": {"nDCG@10": "half"}}, "nDCG@10 is 'half', not a number"),
+        ({"measures": {"nDCG@10": float("nan")}}, "nDCG@10 is nan, not a number"),
+        ({"per_query": {"nDCG@10": {"q1": None}}}, "q1 is None, not a number"),
+        ({"per_query": {"nDCG@10": [0.5]}}, "not a number"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["--run", "--matrix"])
+def test_metrics_that_are_no_numbers_are_named(
+    kind: str, change: dict, message: str, run_folder: Path, quick_figures: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = next(cell.path for cell in find_cells(run_folder) if cell.method == "icr") / "metrics.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert main(["report", kind, str(run_folder)]) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith(f"headrank report: {path}: ")
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+def test_models_given_by_path_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
+    names = {"/home/me/.cache/smol-135M": "smol-135M", "runs/a/model": "a/model", "runs/b/model": "b/model", "Qwen/Qwen3-4B": "Qwen3-4B"}
+    for place, model in enumerate(names):
+        path = make_cell(tmp_path / str(place), "m", "icr", "toy") / "metrics.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"model": model}))
+    assert {cell.model for cell in find_cells(tmp_path)} == set(names.values())
+
+
+def test_a_first_stage_costs_nothing_that_was_measured(run_folder: Path, quick_figures: list[str]) -> None:
+    main(["report", "--run", str(run_folder)])
+    markdown = (run_folder / "report" / "report.md").read_text()
+    assert "| BM25 |  | 1500 |  |  |  |" in markdown
+    assert "| ICR | 2.000 | 1500 | 0.88 | 17 of 28 | 100.0 |" in markdown
+
+
 def test_an_unknown_challenger_lists_the_rows(run_folder: Path, quick_figures: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--run", str(run_folder), "--challenger", "best"]) == 2
     assert "'best' is not among the results: BM25, ICR, CoRe, HeadRank" in capsys.readouterr().err

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from headrank.evaluation.cells import method_name, method_order
-from headrank.evaluation.figures.style import GRID, INK, MUTED, WIDTH, method_style, new_figure, save_figure, styled, subtitle
+from headrank.evaluation.figures.style import GRID, INK, MUTED, WIDTH, method_style, new_figure, save_figure, styled, subtitle, title_width
 from headrank.evaluation.homogenisation import PositionCurve, middle_zone
 
 Rates = tuple[float, float, float]  # relevant rate, irrelevant rate, gap
@@ -23,7 +24,8 @@ def draw_promotion(panels: Mapping[str, Mapping[str, Rates]], path: str | os.Pat
     """
     methods = sorted({method for panel in panels.values() for method in panel}, key=method_order)
     with styled():
-        figure = new_figure(max(WIDTH * 0.75, 0.9 + len(panels) * (0.4 + 0.72 * len(methods))), 3.6)
+        widest = max(0.4 + 0.72 * len(methods), *map(title_width, panels))
+        figure = new_figure(max(WIDTH * 0.75, 0.9 + len(panels) * widest), 3.6)
         grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
         for axes, (model, panel) in zip(grid, panels.items(), strict=True):
             for place, method in enumerate(methods):
@@ -68,8 +70,9 @@ def draw_position_curves(curves: Mapping[str, PositionCurve], path: str | os.Pat
             axes.plot(curve.positions, _smooth(curve.relevant), color=style.colour)
             if not np.isfinite(curve.relevant).any():
                 axes.plot(curve.positions, _smooth(curve.mean), color=style.colour)
-            axes.scatter(curve.positions, curve.relevant, s=5, color=style.colour, alpha=0.5, linewidth=0)
+            axes.scatter(curve.positions, curve.relevant, s=5, color=style.colour, alpha=0.5, linewidth=0, clip_on=False)
             axes.set_ylim(0, 1)
+            axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
             axes.grid(axis="y")
             axes.set_title(method_name(method), fontsize=9.5)
         for axes in list(grid.flat)[len(methods) :]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from headrank.evaluation.cells import method_name, method_order
 from headrank.evaluation.figures.style import GAIN, INK, LOSS, MUTED, WIDTH, halo, method_style, new_figure, save_figure, styled, subtitle
@@ -101,12 +102,16 @@ def draw_pareto(
             drawstyle="steps-post",
             label="Pareto frontier",
         )
+        middle = math.sqrt(min(point.seconds for point in points) * max(point.seconds for point in points))
         for point in sorted(points, key=lambda point: method_order(point.method)):
-            _draw_point(axes, point, models, is_best=point in frontier)
+            _draw_point(axes, point, models, is_best=point in frontier, is_right=point.seconds > middle)
         for method, value in (levels or {}).items():
             _draw_level(axes, method, value)
         axes.set_xscale("log")
+        is_narrow = max(point.seconds for point in points) < 10 * min(point.seconds for point in points)
+        axes.xaxis.set_major_locator(MaxNLocator(6) if is_narrow else LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.minorticks_off()
         axes.margins(x=0.16, y=0.12)
         axes.grid(which="major")
         axes.set_xlabel("seconds per query (log)")
@@ -116,8 +121,8 @@ def draw_pareto(
         return save_figure(figure, path)
 
 
-def _draw_point(axes: Axes, point: CostPoint, models: Sequence[str], *, is_best: bool) -> None:
-    """One mark with its name; larger marks are later (larger) models."""
+def _draw_point(axes: Axes, point: CostPoint, models: Sequence[str], *, is_best: bool, is_right: bool) -> None:
+    """One mark with its name, on the side where there is room; larger marks are later (larger) models."""
     style = method_style(point.method)
     size = 60 + 45 * (models.index(point.model) if point.model in models else 0)
     edge, width = (INK, 1.4) if is_best else ("white", 0.6)
@@ -126,8 +131,17 @@ def _draw_point(axes: Axes, point: CostPoint, models: Sequence[str], *, is_best:
     )
     name = f"{method_name(point.method)}, {point.model}" if len(models) > 1 and point.model else method_name(point.method)
     weight = "bold" if is_best else "normal"
-    place, offset = (point.seconds, 100 * point.value), (7, 5)
-    axes.annotate(name, place, xytext=offset, textcoords="offset points", fontsize=8, fontweight=weight, path_effects=halo(), zorder=4)
+    axes.annotate(
+        name,
+        (point.seconds, 100 * point.value),
+        xytext=(-7 if is_right else 7, 5),
+        textcoords="offset points",
+        ha="right" if is_right else "left",
+        fontsize=8,
+        fontweight=weight,
+        path_effects=halo(),
+        zorder=4,
+    )
 
 
 def _draw_level(axes: Axes, method: str, value: float) -> None:

@@ -133,6 +133,11 @@ def subtitle(axes: Axes, title: str, note: str = "") -> None:
         axes.text(0, 1, note, transform=axes.transAxes, va="bottom", ha="left", color=MUTED, fontsize=8.5, linespacing=1.6)
 
 
+def title_width(title: str) -> float:
+    """Inches that a bold title needs, so that a panel is made wide enough for its name."""
+    return 0.2 + 0.105 * len(title)
+
+
 def readable_on(fill: Any) -> str:
     """Ink or paper, whichever has the higher WCAG contrast on a fill colour (red, green, blue as fractions)."""
     linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in fill[:3]]

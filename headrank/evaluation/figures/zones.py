@@ -9,7 +9,17 @@ from pathlib import Path
 import numpy as np
 
 from headrank.evaluation.cells import method_name, method_order
-from headrank.evaluation.figures.style import MUTED, SEQUENTIAL, WIDTH, method_style, new_figure, readable_on, save_figure, styled
+from headrank.evaluation.figures.style import (
+    MUTED,
+    SEQUENTIAL,
+    WIDTH,
+    method_style,
+    new_figure,
+    readable_on,
+    save_figure,
+    styled,
+    title_width,
+)
 
 Deviations = Mapping[str, Mapping[str, float]]  # method -> benchmark -> mean normalised middle-zone deviation
 
@@ -31,7 +41,7 @@ def draw_std_heatmap(panels: Mapping[str, Deviations], path: str | os.PathLike[s
     methods, benchmarks = _axes_of(panels)
     highest = _highest(panels)
     with styled():
-        figure = new_figure(1.6 + len(panels) * (0.4 + 0.5 * len(benchmarks)), 1.7 + 0.36 * len(methods))
+        figure = new_figure(1.6 + len(panels) * max(0.4 + 0.5 * len(benchmarks), *map(title_width, panels)), 1.7 + 0.36 * len(methods))
         grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
         for axes, (model, panel) in zip(grid, panels.items(), strict=True):
             values = np.array([[panel.get(method, {}).get(name, np.nan) for name in benchmarks] for method in methods])
