@@ -110,6 +110,13 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
         raise InputError(f"{path}:{number + 1}: cannot be read ({error}); is the file complete?") from error
 
 
+def plain_or_gzipped(folder: str | os.PathLike[str], name: str) -> Path:
+    """The file ``name`` of a folder, or its gzipped twin where only that is there."""
+    path = Path(folder) / name
+    twin = path.with_name(f"{name}.gz")
+    return twin if twin.is_file() and not path.is_file() else path
+
+
 def _require_file(path: Path) -> None:
     try:
         if path.is_file():

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from headrank.commands import options
 from headrank.errors import InputError
+from headrank.files import plain_or_gzipped
 from headrank.formats import Qrels, Run, atomic_write, read_qrels, read_run
 
 if TYPE_CHECKING:
@@ -50,11 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tests.add_argument("--test", choices=["randomisation", "t"], default="randomisation", help="paired test (default randomisation)")
     tests.add_argument("--level", type=float, default=0.95, help="confidence level of the intervals (default 0.95)")
     tests.add_argument("--resamples", type=options.positive_int, default=10_000, metavar="N", help="bootstrap resamples (default 10000)")
-    tests.add_argument("--seed", type=int, default=0, help="seed of bootstrap and randomisation (default 0)")
+    tests.add_argument("--seed", type=options.seed, default=0, help="seed of bootstrap and randomisation (default 0)")
     out = parser.add_argument_group("output")
     out.add_argument("--format", choices=["text", "markdown", "json"], default="text", help="default text")
     out.add_argument("--output", metavar="FILE", help="write there instead of to the screen")
-    out.add_argument("--per-query", action="store_true", help="JSON also holds every query's value")
+    out.add_argument("--per-query", action="store_true", help="also every query's value")
     out.add_argument("--write-metrics", action="store_true", help="write metrics.json beside each run, for 'headrank report'")
     out.add_argument("--benchmark", metavar="NAME", help="name of the collection in metrics.json (default: its folder's name)")
 
@@ -90,12 +91,12 @@ def _qrels_path(args: argparse.Namespace) -> Path:
         return Path(args.qrels)
     if not args.collection:
         raise InputError("no judgements; give --qrels FILE or --collection DIR")
-    return Path(args.collection) / "qrels.txt"
+    return plain_or_gzipped(args.collection, "qrels.txt")
 
 
 def _named_runs(args: argparse.Namespace) -> dict[str, Path]:
     """Name -> path, the first stage first; equal names become longer until they differ."""
-    given = [("BM25", Path(args.collection or "") / "run.bm25.txt")] if args.first_stage else []
+    given = [("BM25", plain_or_gzipped(args.collection or "", "run.bm25.txt"))] if args.first_stage else []
     if args.first_stage and not args.collection:
         raise InputError("--first-stage needs --collection DIR: the run is taken from there")
     for text in args.runs:
@@ -146,4 +147,4 @@ def _rendered(comparison: Comparison, args: argparse.Namespace) -> str:
 
     if args.format == "json":
         return json.dumps(comparison.to_dict(per_query=args.per_query), indent=2) + "\n"
-    return render(comparison, args.format)
+    return render(comparison, args.format, per_query=args.per_query)

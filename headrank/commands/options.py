@@ -74,6 +74,13 @@ def positive_int(text: str) -> int:
     return value
 
 
+def seed(text: str) -> int:
+    """argparse type: a seed, an integer of at least zero."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number of at least 0")
+    return int(text)
+
+
 def progress(items: Iterable[Item], *, total: int | None = None, description: str = "", unit: str = "it") -> Iterator[Item]:
     """A progress bar on stderr with rate and remaining time, from the first item on: no error message is glued to an empty bar."""
     from tqdm import tqdm

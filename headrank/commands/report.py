@@ -15,6 +15,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrank.commands import options
 from headrank.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--collection", metavar="DIR", help="show the words of the queries that moved most")
     parser.add_argument("--no-published", action="store_true", help="leave the paper's numbers out of the tables")
     parser.add_argument("--title", help="title of the page")
-    parser.add_argument("--seed", type=int, default=0, help="seed of bootstrap and tests (default 0)")
+    parser.add_argument("--seed", type=options.seed, default=0, help="seed of bootstrap and tests (default 0)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,6 +74,7 @@ def _report_run(args: argparse.Namespace) -> list[Path]:
     from headrank.evaluation.comparison import Settings
     from headrank.evaluation.measures import measure_name
     from headrank.evaluation.run_report import RunReport, write_run_report
+    from headrank.files import plain_or_gzipped
     from headrank.formats import read_queries
 
     folder = Path(args.run)
@@ -82,7 +84,7 @@ def _report_run(args: argparse.Namespace) -> list[Path]:
         measure=measure_name(args.measure) if args.measure else None,
         challenger=args.challenger,
         head_sets=_load_heads(args.heads) if args.heads else _heads_beside(folder),
-        queries=read_queries(Path(args.collection) / "queries.tsv") if args.collection else {},
+        queries=read_queries(plain_or_gzipped(args.collection, "queries.tsv")) if args.collection else {},
         settings=Settings(seed=args.seed),
     )
     return write_run_report(folder, report, args.title)

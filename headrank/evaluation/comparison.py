@@ -123,7 +123,7 @@ def _pair(evaluations: Mapping[str, Evaluation], measure: str, baseline: str, ch
     }
 
 
-def render(comparison: Comparison, style: str) -> str:
+def render(comparison: Comparison, style: str, *, per_query: bool = False) -> str:
     """The comparison as ``text`` (aligned columns) or ``markdown``; values times 100, intervals in brackets."""
     runs = [["run", *comparison.measures, "queries"]]
     for name, evaluation in comparison.evaluations.items():
@@ -149,12 +149,26 @@ def render(comparison: Comparison, style: str) -> str:
                 ]
             )
         parts.append(_table(tests, style))
+    if per_query:
+        parts.append(_table(_query_rows(comparison), style))
     settings = comparison.settings
     parts.append(
         f"Intervals: {100 * settings.level:g}% percentile bootstrap over queries, {settings.resamples} resamples. "
         f"Tests: paired {settings.test}, two-sided, Holm-corrected within each measure. Seed {settings.seed}."
     )
     return "\n\n".join(parts) + "\n"
+
+
+def _query_rows(comparison: Comparison) -> list[list[str]]:
+    """A header and a row a query: its value under every measure of every run, empty where a run does not count it."""
+    columns = {
+        f"{name} {measure}": evaluation.values[measure]
+        for name, evaluation in comparison.evaluations.items()
+        for measure in comparison.measures
+    }
+    query_ids = dict.fromkeys(query_id for values in columns.values() for query_id in values)
+    rows = [[f"{100 * values[query_id]:.2f}" if query_id in values else "" for values in columns.values()] for query_id in query_ids]
+    return [["query", *columns], *([query_id, *row] for query_id, row in zip(query_ids, rows, strict=True))]
 
 
 def _table(rows: Sequence[Sequence[str]], style: str) -> str:

@@ -90,7 +90,7 @@ def evaluate_run(
     judged = {query_id: dict(grades) for query_id, grades in qrels.items() if query_ids is None or query_id in query_ids}
     absent = judged.keys() - run.keys()
     counted = [query_id for query_id in judged if missing == "zero" or query_id not in absent]
-    if not counted:
+    if not judged.keys() & run.keys():
         raise InputError("no judged query is in the run; do the run and the judgements belong to the same collection?")
     scored = {
         query_id: {row.doc_id: (-float(place) if by_rank else row.score) for place, row in enumerate(rows)}

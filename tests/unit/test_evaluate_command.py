@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -58,6 +59,26 @@ def test_json_holds_per_query_values_and_settings(collection: Path, ours: Path, 
     assert result["runs"]["new"]["per_query"]["nDCG@10"] == {"1": 1.0, "2": 1.0}
     assert result["settings"]["seed"] == 5
     assert result["comparisons"] == []
+
+
+@pytest.mark.parametrize("style", ["text", "markdown"])
+def test_tables_show_per_query_values_too(style: str, collection: Path, ours: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["evaluate", "--collection", str(collection), "--first-stage", str(ours), "--measures", "R@1", "RR", "--format", style]
+    assert main([*words, "--per-query"]) == 0
+    lines = [line.replace("|", " ").split() for line in capsys.readouterr().out.splitlines()]
+    assert ["query", "BM25", "R@1", "BM25", "RR", "ours", "R@1", "ours", "RR"] in lines
+    assert sum(line[:1] == [query_id] and len(line) == 5 for line in lines for query_id in ("1", "2")) == 2
+
+
+def test_a_gzipped_collection_is_evaluated_like_a_plain_one(collection: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["evaluate", "--collection", str(collection), "--first-stage"]
+    main(words)
+    plain = capsys.readouterr().out
+    for name in ("qrels.txt", "run.bm25.txt"):
+        (collection / f"{name}.gz").write_bytes(gzip.compress((collection / name).read_bytes()))
+        (collection / name).unlink()
+    assert main(words) == 0
+    assert capsys.readouterr().out == plain
 
 
 def test_only_restricts_the_queries(collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
