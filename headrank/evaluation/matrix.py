@@ -96,13 +96,30 @@ def run(args: argparse.Namespace, find_benchmark: Resolver | None = None, execut
         pending = [cell for cell in group if not args.dry_run and states[cell.folder] != "done"]
         for cell in group:
             _log.info("[%d/%d] %s: %s", mine.index(cell) + 1, len(mine), cell.folder, "running" if cell in pending else states[cell.folder])
-        code = run_group(pending, output, args, execute or _execute) if pending else 0
+            if states[cell.folder] == "done" and not args.dry_run:
+                _measure_anew(cell, output / cell.folder, args)
+        code = _run_group(pending, output, args, execute or _execute) if pending else 0
         if code:
             failed += pending
             _log.error("%s: failed with exit code %d, going on with the others", pending[0].folder, code)
     for line in _summary([read_cell(output / cell.folder) for cell in mine if (output / cell.folder / METRICS).is_file()]):
         _log.info("%s", line)
     return 1 if failed else 0
+
+
+def _run_group(cells: Sequence[MatrixCell], output: Path, args: argparse.Namespace, execute: Execute) -> int:
+    """``run_group`` for one group of many: what is wrong with its files fails these cells only."""
+    try:
+        return run_group(cells, output, args, execute)
+    except InputError as error:
+        _log.error("%s: %s", cells[0].folder, error)
+        return 2
+
+
+def _measure_anew(cell: MatrixCell, folder: Path, args: argparse.Namespace) -> None:
+    """A finished cell that was measured by other measures than are asked for now is measured again; nothing is reranked."""
+    if list(read_cell(folder).metrics["measures"]) != list(cell.benchmark.measures):
+        _measure(cell, folder, args)
 
 
 def run_group(cells: Sequence[MatrixCell], output: Path, args: argparse.Namespace, execute: Execute) -> int:

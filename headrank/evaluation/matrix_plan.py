@@ -89,10 +89,14 @@ def plan_cells(
     orders: Sequence[str] = ("retriever",),
 ) -> list[MatrixCell]:
     """All cells in a fixed order; first-stage methods once a benchmark and depth. What cannot run is refused before anything does."""
+    if depths and min(depths) < 1:
+        raise InputError(f"--depths {min(depths)}: at least one candidate must be reranked; give numbers from 1")
     cells = []
     for benchmark in benchmarks:
         if Collection.open(benchmark.collection).run_path is None:
             raise InputError(f"benchmark {benchmark.name}: {benchmark.collection} has no first-stage run; make it with 'headrank retrieve'")
+        if Collection.open(benchmark.collection).qrels_path is None:
+            raise InputError(f"benchmark {benchmark.name}: {benchmark.collection} has no qrels.txt, and cells are measured by it")
         for depth in depths or (benchmark.depth,):
             cells += [
                 MatrixCell(None, method, None, benchmark, depth, "retriever")

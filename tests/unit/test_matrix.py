@@ -91,6 +91,37 @@ def test_a_finished_cell_is_not_done_again(collection: Path, tmp_path: Path) -> 
     assert "--restart" in third.calls[0]
 
 
+def test_a_finished_cell_is_measured_again_when_other_measures_are_asked_for(collection: Path, tmp_path: Path) -> None:
+    words = ["--models", "m=x", "--methods", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "out")]
+    matrix.run(parse(*words), execute=FakeRerank())
+    again = FakeRerank()
+    matrix.run(parse(*words, "--measures", "RR", "R@2"), execute=again)
+    assert not again.calls
+    (cell,) = find_cells(tmp_path / "out")
+    assert list(cell.metrics["measures"]) == ["RR", "R@2"]
+    assert cell.metrics["seconds_per_query"] == 0.25
+
+
+def test_a_cell_that_cannot_be_measured_stops_nothing(collection: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_collection(tmp_path / "other", {"7": [0, 1]})
+    (tmp_path / "other" / "qrels.txt").write_text("elsewhere 0 x 1\n")
+    names = [f"broken={tmp_path / 'other'}", f"toy={collection}"]
+    words = ["--models", "m=x", "--methods", "bm25", "icr", "--benchmarks", *names, "--output", str(tmp_path / "o")]
+    assert matrix.run(parse(*words), execute=FakeRerank()) == 1
+    assert [(cell.benchmark, cell.method) for cell in find_cells(tmp_path / "o")] == [("toy", "bm25"), ("toy", "icr")]
+    assert "no judged query is in the run" in caplog.text
+
+
+def test_what_could_not_be_measured_is_not_begun(collection: Path, tmp_path: Path) -> None:
+    words = ["--models", "m=x", "--methods", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o")]
+    with pytest.raises(InputError, match="--depths 0"):
+        matrix.run(parse(*words, "--depths", "4", "0"), execute=FakeRerank())
+    (collection / "qrels.txt").unlink()
+    with pytest.raises(InputError, match=r"toy.*has no qrels\.txt"):
+        matrix.run(parse(*words), execute=FakeRerank())
+    assert not (tmp_path / "o").exists()
+
+
 def test_a_failed_cell_stops_nothing_and_is_tried_again(collection: Path, tmp_path: Path) -> None:
     heads = tmp_path / "heads.json"
     make_heads((1, 2)).save(heads)
