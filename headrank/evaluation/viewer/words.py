@@ -5,21 +5,29 @@ Shapes: K heads, T tokens, W words.
 
 from __future__ import annotations
 
+import functools
 import re
+import unicodedata
 
 import numpy as np
 
-# one character of a script written without spaces; a word with its inner apostrophes, hyphens and points; a run of signs
-_WORD = re.compile(
-    r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff]"
-    r"|[^\W\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff]+(?:['’\-.][^\W_]+)*"
-    r"|[^\w\s]+|_"
-)
+_WITHOUT_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+
+
+@functools.cache
+def _word_pattern() -> re.Pattern[str]:
+    """One character of a script written without spaces; a word with its inner apostrophes, hyphens and points; a run of signs.
+
+    Marks (accents, vowel signs) and joiners belong to the letter before them; Python's \\w does not count them as letters.
+    """
+    marks = "".join(char for char in map(chr, range(0x300, 0x1F000)) if unicodedata.category(char).startswith("M")) + "\u200c\u200d"
+    letter, inner = rf"[^\W{_WITHOUT_SPACES}][{marks}]*", rf"[^\W_][{marks}]*"
+    return re.compile(rf"[{_WITHOUT_SPACES}][{marks}]*|(?:{letter})+(?:['’\-.](?:{inner})+)*|[^\w\s]+|_")
 
 
 def split_words(text: str) -> list[tuple[int, int]]:
     """Character ranges of the words of a text: every character that is not a space is in exactly one of them."""
-    return [match.span() for match in _WORD.finditer(text)]
+    return [match.span() for match in _word_pattern().finditer(text)]
 
 
 def values_of_words(text: str, offsets: np.ndarray, values_KT: np.ndarray) -> tuple[list[tuple[int, int]], np.ndarray]:
