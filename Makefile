@@ -7,12 +7,15 @@ VENV ?= .venv
 TP ?= 1
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
+ifneq ($(words $(VENV)),1)
+$(error VENV='$(VENV)': make cannot work with spaces in it; give a path without)
+endif
 BIN := $(abspath $(VENV))/bin
 # A stamp holds a checksum of what was asked for, so that a second run installs nothing and needs no network.
 WANTED := $(shell cat setup.py constraints.txt | cksum | cut -d' ' -f1)
 RUN_STAMP := $(VENV)/.headrank-run-$(WANTED)
 DEV_STAMP := $(VENV)/.headrank-dev-$(WANTED)
-PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+PIP := '$(BIN)/python' -m pip --disable-pip-version-check --no-input
 
 # Waiting threads that spin make every process on a small machine several times slower.
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -34,28 +37,28 @@ demo: $(RUN_STAMP) ## the main job on the embedded model and collection: pairs, 
 	@TP=$(TP) launch/demo.sh
 
 test: $(DEV_STAMP) ## all tests: unit, distributed, end to end
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	'$(BIN)/python' -m pytest $(PYTEST_ARGS)
 
 test-unit: $(DEV_STAMP) ## the fast loop
-	$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+	'$(BIN)/python' -m pytest tests/unit $(PYTEST_ARGS)
 
 test-distributed: $(DEV_STAMP) ## real gloo processes, tiny models
-	$(BIN)/python -m pytest tests/distributed $(PYTEST_ARGS)
+	'$(BIN)/python' -m pytest tests/distributed $(PYTEST_ARGS)
 
 bench: $(RUN_STAMP) ## contenders interleaved, ratios
-	$(BIN)/python -m benchmarks
+	'$(BIN)/python' -m benchmarks
 
 lint: $(DEV_STAMP) ## ruff, mypy, shellcheck
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	'$(BIN)/ruff' check .
+	'$(BIN)/ruff' format --check .
+	'$(BIN)/mypy'
 	@if command -v shellcheck >/dev/null; then \
 		{ git ls-files '*.sh' '*.sbatch'; echo .ci/run; } | sort -u | xargs shellcheck -x; \
 	else echo 'shellcheck is not installed: shell scripts were not checked (make system installs it)'; fi
 
 format: $(DEV_STAMP) ## let ruff rewrite the code
-	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
+	'$(BIN)/ruff' check --fix .
+	'$(BIN)/ruff' format .
 
 system: ## optional system packages, as root: chromium (viewer tests), shellcheck (lint)
 	apt-get update -qq && apt-get install -y --no-install-recommends chromium shellcheck

@@ -14,10 +14,10 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 
 
-def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+def make(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "VENV")}
     return subprocess.run(
-        ["make", "--no-print-directory", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        ["make", "--no-print-directory", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
 
 
@@ -54,6 +54,29 @@ def test_a_second_run_installs_nothing(tmp_path: Path) -> None:
     for target in ("test", "demo"):
         planned = make("-n", target, f"VENV={tmp_path}").stdout
         assert "pip" not in planned and ("pytest" in planned or "launch/demo.sh" in planned)
+
+
+def test_a_clone_in_a_folder_with_spaces_works(tmp_path: Path) -> None:
+    clone = tmp_path / "my clone"
+    clone.mkdir()
+    for name in ("Makefile", "setup.py", "constraints.txt"):
+        shutil.copy(ROOT / name, clone)
+    python = clone / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o755)
+    for name in stamps():
+        (clone / ".venv" / name).touch()
+    done = make("test", folder=clone)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "-m pytest"
+
+
+def test_an_environment_with_spaces_in_its_path_is_refused_in_one_line() -> None:
+    done = make("setup", "VENV=my environment")
+    assert done.returncode == 2
+    assert "VENV='my environment': make cannot work with spaces" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_changed_requirements_install_again(tmp_path: Path) -> None:
