@@ -129,20 +129,20 @@ def render(comparison: Comparison, style: str, *, per_query: bool = False) -> st
     for name, evaluation in comparison.evaluations.items():
         row = [name]
         for measure in comparison.measures:
-            low, high = comparison.intervals[name][measure]
-            row.append(f"{100 * evaluation.mean(measure):.2f} [{100 * low:.2f}, {100 * high:.2f}]")
+            (low, high), scale = comparison.intervals[name][measure], _scale(measure)
+            row.append(f"{scale * evaluation.mean(measure):.2f} [{scale * low:.2f}, {scale * high:.2f}]")
         runs.append([*row, str(len(evaluation.values[comparison.measures[0]]))])
     parts = [_table(runs, style)]
     if comparison.pairings:
         tests = [["measure", "run", "against", "difference", "p", "p (Holm)", "won/lost/tied"]]
         for pairing in comparison.pairings:
-            low, high = pairing.interval
+            (low, high), scale = pairing.interval, _scale(pairing.measure)
             tests.append(
                 [
                     pairing.measure,
                     pairing.challenger,
                     pairing.baseline,
-                    f"{100 * pairing.difference:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]",
+                    f"{scale * pairing.difference:+.2f} [{scale * low:+.2f}, {scale * high:+.2f}]",
                     f"{pairing.p_value:.4f}",
                     f"{pairing.p_holm:.4f}",
                     f"{pairing.wins}/{pairing.losses}/{pairing.ties}",
@@ -159,15 +159,20 @@ def render(comparison: Comparison, style: str, *, per_query: bool = False) -> st
     return "\n\n".join(parts) + "\n"
 
 
+def _scale(measure: str) -> int:
+    """What people's tables multiply by: fractions become percentages, counts (NumRet, NumRel) stay."""
+    return 1 if measure.startswith("Num") else 100
+
+
 def _query_rows(comparison: Comparison) -> list[list[str]]:
     """A header and a row a query: its value under every measure of every run, empty where a run does not count it."""
     columns = {
-        f"{name} {measure}": evaluation.values[measure]
+        f"{name} {measure}": {query_id: _scale(measure) * value for query_id, value in evaluation.values[measure].items()}
         for name, evaluation in comparison.evaluations.items()
         for measure in comparison.measures
     }
     query_ids = dict.fromkeys(query_id for values in columns.values() for query_id in values)
-    rows = [[f"{100 * values[query_id]:.2f}" if query_id in values else "" for values in columns.values()] for query_id in query_ids]
+    rows = [[f"{values[query_id]:.2f}" if query_id in values else "" for values in columns.values()] for query_id in query_ids]
     return [["query", *columns], *([query_id, *row] for query_id, row in zip(query_ids, rows, strict=True))]
 
 

@@ -7,6 +7,7 @@ as zero (trec_eval -c) unless ``missing="skip"``; a query that is in the run but
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Collection as Ids
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,9 +51,13 @@ def parse_measure(name: str) -> Any:
         spelled = _TREC_EVAL_NAMES[prefixed[1]] + prefixed[2]
     word, rest = re.fullmatch(r"([A-Za-z]*)(.*)", spelled, re.DOTALL).groups()  # type: ignore[union-attr]
     try:
-        return ir_measures.parse_measure(_SPOKEN_NAMES.get(word.lower(), word) + rest)
+        measure = ir_measures.parse_measure(_SPOKEN_NAMES.get(word.lower(), word) + rest)
     except (NameError, ValueError, SyntaxError, TypeError, AssertionError, KeyError, IndexError):
         raise InputError(f"measure {name!r} is not known; write it as ir-measures does: nDCG@10, R@5, RR@10, AP, P(rel=2)@5") from None
+    cutoff = measure.params.get("cutoff", 1)
+    if not isinstance(cutoff, int) or cutoff < 1:  # trec_eval ends the whole process at such a cutoff
+        raise InputError(f"measure {name!r}: the cutoff {cutoff} is not a whole number of at least 1")
+    return measure
 
 
 def measure_name(name: str) -> str:
@@ -102,8 +107,9 @@ def evaluate_run(
         for metric in ir_measures.iter_calc(list(parsed.values()), judged, scored):
             if metric.query_id in values[str(metric.measure)]:
                 values[str(metric.measure)][metric.query_id] = float(metric.value)
-    except (ValueError, RuntimeError, AttributeError) as error:
-        raise InputError(f"measures {', '.join(parsed)} cannot all be computed here: {error}") from error
+    except (ValueError, RuntimeError, AttributeError, AssertionError, subprocess.SubprocessError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"measures {', '.join(parsed)} cannot all be computed here ({reason}); leave out those it names") from error
     return Evaluation(
         values=values,
         num_missing=len(absent),

@@ -129,6 +129,9 @@ def test_write_metrics_names_a_bare_run_after_its_directory(collection: Path, ou
         (["RUN"], "give --qrels FILE or --collection DIR"),
         (["RUN", "--first-stage", "--qrels", "QRELS"], "--first-stage needs --collection"),
         (["RUN", "--qrels", "QRELS", "--measures", "Quality"], "'Quality' is not known"),
+        (["RUN", "--qrels", "QRELS", "--measures", "RBP(p=2)"], "RBP(p=2) cannot all be computed here"),
+        (["RUN", "--qrels", "QRELS", "--measures", "alpha_nDCG@10"], "alpha_nDCG@10 cannot all be computed here"),
+        (["RUN", "--qrels", "QRELS", "--write-metrics", "--output", "/proc/no/where"], "/proc/no/where: cannot be written"),
         (["RUN", "--qrels", "QRELS", "--baseline", "x"], "'x' is not one of the runs"),
         (["RUN", "RUN", "--qrels", "QRELS", "--write-metrics"], "two runs share a directory"),
     ],
@@ -141,6 +144,20 @@ def test_bad_input_is_one_line_and_exit_code_two(
     error = capsys.readouterr().err.strip()
     assert message in error
     assert len(error.splitlines()) == 1
+    assert not (ours / "metrics.json").exists()
+
+
+def test_counts_are_not_made_percentages(collection: Path, ours: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", "--collection", str(collection), str(ours), "--measures", "NumRet", "--per-query"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split()[:2] == ["ours", "2.00"]
+    assert ["1", "2.00"] in [line.split() for line in lines]
+
+
+def test_ids_that_nobody_judged_are_told(collection: Path, ours: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "ids.txt").write_text("1\nq1\n")
+    main(["evaluate", "--collection", str(collection), "--only", str(tmp_path / "ids.txt"), str(ours)])
+    assert "ids.txt: 1 of its 2 query ids are not judged" in caplog.text
 
 
 def test_equal_names_are_told_apart_by_their_folders(collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,6 +49,12 @@ def test_common_spellings_name_the_same_measure(given: str, expected: str) -> No
     assert measure_name(given) == expected
 
 
+@pytest.mark.parametrize("name", ["nDCG@0", "P@1.5", "ndcg_cut_0"])
+def test_a_cutoff_that_would_crash_trec_eval_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match=f"'{name}': the cutoff .* is not a whole number of at least 1"):
+        measure_name(name)
+
+
 def test_an_unknown_measure_names_itself_and_the_notation() -> None:
     with pytest.raises(InputError, match=r"'nDGC@10' is not known.*nDCG@10"):
         measure_name("nDGC@10")
