@@ -57,6 +57,8 @@ def headrank_attention(
         raise RuntimeError("the 'headrank' attention needs a Capture: call the model through HeadRankReranker")
     if softcap is not None or s_aux is not None:
         raise InputError("this model caps its attention logits or has attention sinks; HeadRank does not reproduce that")
+    if not getattr(module, "is_causal", True):
+        raise InputError("this model reads in both directions (an encoder); HeadRank needs a causal decoder")
     layer = module.layer_idx
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     heads = headrank.heads_by_layer.get(layer)

@@ -113,8 +113,10 @@ class HeadSet:
             raise InputError(f"{path}: {error}") from None
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> HeadSet:
+    def from_dict(cls, values: Any) -> HeadSet:
         """The inverse of ``to_dict`` with every field checked."""
+        if not isinstance(values, Mapping):
+            raise InputError(f"the heads must be an object, found {values!r}")
 
         def of_type(key: str, kind: type) -> Any:
             value = values.get(key)
@@ -126,6 +128,10 @@ class HeadSet:
         for head in heads:
             if not (isinstance(head, list) and len(head) == 2 and all(type(number) is int for number in head)):
                 raise InputError(f"field 'heads' must hold [layer, head] pairs, found {head!r}")
+        table = of_type("table", list)
+        for row in table:
+            if not isinstance(row, Mapping):
+                raise InputError(f"field 'table' must hold objects, found {row!r}")
         result = cls(
             heads=tuple((layer, head) for layer, head in heads),
             method=of_type("method", str),
@@ -135,7 +141,7 @@ class HeadSet:
             prompt=PromptTemplate.from_dict(of_type("prompt", dict)),
             settings=of_type("settings", dict),
             source=of_type("source", dict),
-            table=tuple(of_type("table", list)),
+            table=tuple(table),
         )
         if values.get("prompt_hash") != result.prompt.hash:
             raise InputError(f"field 'prompt_hash' is {values.get('prompt_hash')!r} but the prompt hashes to {result.prompt.hash!r}")

@@ -53,6 +53,10 @@ class PromptTemplate:
         unknown = sorted(set(values) - {field.name for field in fields(cls)})
         if unknown:
             raise InputError(f"prompt: unknown switch {unknown[0]!r}; was this file written by a newer headrank?")
+        for field in fields(cls):
+            value = values.get(field.name, field.default)
+            if type(value) is not type(field.default):
+                raise InputError(f"prompt: {field.name} must be a {type(field.default).__name__}, found {value!r}")
         return cls(**values)
 
     @property
@@ -100,6 +104,12 @@ def _beginning_of_sequence(tokenizer: Any) -> str:
     """The BOS token's text where the tokenizer itself would add one, else nothing."""
     ids = tokenizer("", add_special_tokens=True)["input_ids"]
     return tokenizer.bos_token if ids and tokenizer.bos_token_id is not None and ids[0] == tokenizer.bos_token_id else ""
+
+
+def control_tokens(tokenizer: Any) -> list[str]:
+    """The tokens that are more than their letters: those with a role, and those only marked as special (<|eot_id|> of Llama 3)."""
+    marked = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return list(dict.fromkeys([*map(str, tokenizer.all_special_tokens), *marked]))
 
 
 def neutralise(text: str, special_tokens: Sequence[str]) -> str:

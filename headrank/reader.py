@@ -6,7 +6,6 @@ the layers up to the deepest head are loaded, and the forward leaves from inside
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,11 +13,13 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from headrank.attention import batch_contexts
 from headrank.capture import Capture, ExitEarly, register
 from headrank.errors import InputError
+from headrank.files import read_json
 from headrank.placement import place
 from headrank.prompt import PromptTemplate
 from headrank.spans import EncodedContext, PromptEncoder
@@ -62,12 +63,7 @@ class AttentionReader:
         num_layers = int(text.num_hidden_layers)
         if last_layer is not None:
             truncate_config(text, last_layer + 1)
-        try:
-            with quiet_loading():
-                tokenizer = AutoTokenizer.from_pretrained(model)
-                loaded = AutoModel.from_pretrained(model, config=text, dtype=dtype, attn_implementation=register())
-        except (OSError, ValueError, KeyError) as error:
-            raise InputError(f"{model}: cannot be loaded as a decoder model ({_first_line(error)})") from error
+        tokenizer, loaded = load_complete(AutoModel, model, "decoder model", config=text, dtype=dtype, attn_implementation=register())
         limit = getattr(text, "max_position_embeddings", None)
         return cls(loaded.to(device).eval(), tokenizer, prompt or PromptTemplate(), str(model), num_layers, max_length or limit)
 
@@ -91,6 +87,25 @@ class AttentionReader:
         if missing:
             raise InputError(f"{self.name}: this architecture does not call the registered attention (layer {min(missing)} was never seen)")
         return capture
+
+
+def load_complete(auto: Any, model: str | Path, kind: str, **options: Any) -> tuple[Any, Any]:
+    """The tokenizer and the model of a transformers Auto class, whole or not at all: transformers would invent what the files lack."""
+    try:
+        with quiet_loading():
+            tokenizer = AutoTokenizer.from_pretrained(model)
+            loaded, report = auto.from_pretrained(model, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise InputError(f"{model}: cannot be loaded as a {kind} ({_first_line(error)}); are its files complete?") from error
+    unfit = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
+    if unfit:
+        raise InputError(
+            f"{model}: {len(unfit)} weights are missing or of another shape than config.json says, the first is {unfit[0]!r}; "
+            "copy or export the model again"
+        )
+    if not tokenizer("relevant", add_special_tokens=False)["input_ids"]:
+        raise InputError(f"{model}: the tokenizer knows no words; is tokenizer.json missing?")
+    return tokenizer, loaded
 
 
 def load_config(model: str | Path) -> Any:
@@ -130,10 +145,7 @@ def read_headrank_json(model: str | Path) -> dict[str, Any] | None:
     path = Path(model) / "headrank.json"
     if not path.is_file():
         return None
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}: not a JSON file ({error})") from error
+    values = read_json(path)
     if not isinstance(values, dict) or values.get("format") != "headrank/1":
         raise InputError(f"{path}: not a headrank/1 file; export the model again with 'headrank export-hf'")
     return values

@@ -148,7 +148,7 @@ class HeadRankReranker:
 
     def scores(self, query: str, documents: Sequence[DocumentLike]) -> DetailedScores:
         """Per-document, per-head and per-token numbers of one list, for analyses and the token viewer."""
-        pairs = [_title_and_text(document) for document in documents]
+        pairs = titles_and_texts(documents)
         order = self.reader.encoder.template.prompt_order(len(pairs))
         context = self.reader.encoder.encode(query, [pairs[rank] for rank in order], keep_text=True)
         capture = self.reader.read([context], self.by_layer)
@@ -188,14 +188,18 @@ def shared_scores(
     reader = rankers[0].reader
     if any(ranker.reader is not reader for ranker in rankers):
         raise ValueError("rankers that share a forward must share the reader")
-    pairs = [(query, [_title_and_text(document) for document in documents]) for query, documents in requests]
+    pairs = [(query, titles_and_texts(documents)) for query, documents in requests]
+    size = rankers[0].batch_size if batch_size is None else batch_size
+    if size < 1:
+        raise InputError(f"batch_size {size} must be at least 1")
+    if not pairs:
+        return []
     orders = [reader.encoder.template.prompt_order(len(documents)) for _, documents in pairs]
     contexts = reader.encoder.encode_many(
         [(query, [documents[rank] for rank in order]) for (query, documents), order in zip(pairs, orders, strict=True)]
     )
     wanted = _union([ranker.by_layer for ranker in rankers])
     results: list[list[ListScores]] = [[] for _ in contexts]
-    size = batch_size or rankers[0].batch_size
     by_length = sorted(range(len(contexts)), key=lambda index: contexts[index].length)
     for start in range(0, len(by_length), size):
         chosen = by_length[start : start + size]
@@ -237,14 +241,23 @@ def choose_heads(model: str | Path, heads: HeadSet | str | Path | None, prompt: 
         raise InputError(
             f"{model}: no headrank.json beside this model; give heads=... (a heads.json from 'headrank select-heads', or 'all')"
         )
-    return HeadSet.from_dict(exported["heads"])
+    try:
+        return HeadSet.from_dict(exported.get("heads"))
+    except InputError as error:
+        raise InputError(f"{model}/headrank.json: {error}; export the model again with 'headrank export-hf'") from None
+
+
+def titles_and_texts(documents: Sequence[DocumentLike]) -> list[tuple[str, str]]:
+    """Documents as (title, text); strings have no title. One string is not a list of documents, though Python could walk it."""
+    if isinstance(documents, str) or not hasattr(documents, "__len__"):
+        raise InputError(f"documents must be a list of strings or mappings, found {type(documents).__name__}: {str(documents)[:60]!r}")
+    return [_title_and_text(document) for document in documents]
 
 
 def _title_and_text(document: DocumentLike) -> tuple[str, str]:
-    """A document as (title, text); strings have no title."""
     if isinstance(document, str):
         return "", document
-    if isinstance(document, Mapping) and isinstance(document.get("text"), str):
+    if isinstance(document, Mapping) and isinstance(document.get("text"), str) and isinstance(document.get("title") or "", str):
         return document.get("title") or "", document["text"]
     raise InputError(
         f"a document must be a string or a mapping with 'text' (and 'title'), found {type(document).__name__}: {str(document)[:60]!r}"

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from headrank.errors import InputError
-from headrank.prompt import ChatFrame, PromptTemplate, neutralise
+from headrank.files import shown
+from headrank.prompt import ChatFrame, PromptTemplate, control_tokens, neutralise
 
 Span = tuple[int, int]  # half-open token range
 MIN_DOCUMENT_TOKENS = 8  # a document cut shorter than this says nothing: refuse the list instead
@@ -50,7 +51,7 @@ class PromptEncoder:
             raise InputError("the tokenizer has no offsets (it is not a fast tokenizer); convert it to tokenizer.json")
         self.tokenizer, self.template, self.max_length = tokenizer, template, max_length
         self.frame = ChatFrame.of(tokenizer, template)
-        self._special = [str(token) for token in tokenizer.all_special_tokens]
+        self._special = control_tokens(tokenizer)
         self._calibration = self._branch(template.calibration_query) if calibrate else (np.empty(0, np.int32), (0, 0))
 
     def encode(self, query: str, documents: Sequence[tuple[str, str]], *, keep_text: bool = False) -> EncodedContext:
@@ -60,6 +61,8 @@ class PromptEncoder:
     def encode_many(self, contexts: Sequence[tuple[str, Sequence[tuple[str, str]]]], *, keep_text: bool = False) -> list[EncodedContext]:
         """Encode many contexts with one tokenizer call for the prefixes and one for the branches."""
         for query, documents in contexts:
+            if not isinstance(query, str):
+                raise InputError(f"a query must be a string, found {type(query).__name__}: {shown(str(query))}")
             if not query.strip():
                 raise InputError("empty query; give a query with at least one word")
             if not documents:
@@ -67,7 +70,8 @@ class PromptEncoder:
         prefixes = [self._prefix([self._clean(*document) for document in documents]) for _, documents in contexts]
         branches = self._branches([query for query, _ in contexts])
         tokenised = self._tokenise([text for text, _ in prefixes])
-        return [self._join(prefix, tokens, branch, keep_text) for prefix, tokens, branch in zip(prefixes, tokenised, branches, strict=True)]
+        parts = zip(contexts, prefixes, tokenised, branches, strict=True)
+        return [self._join(query, prefix, tokens, branch, keep_text) for (query, _), prefix, tokens, branch in parts]
 
     def _clean(self, title: str, text: str) -> str:
         return neutralise(self.template.document_text(title, text), self._special)
@@ -85,7 +89,12 @@ class PromptEncoder:
 
     def _tokenise(self, texts: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Ids and character offsets [S, 2] of each text."""
-        encoded = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        try:
+            encoded = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        except TypeError as error:  # tokenizers' word for a str that is no text
+            raise InputError(
+                "half a surrogate pair (\\ud800 to \\udfff) in a query or document is not a character; repair the text"
+            ) from error
         return [
             (np.asarray(ids, np.int32), np.asarray(offsets, np.int64).reshape(-1, 2))
             for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
@@ -109,6 +118,7 @@ class PromptEncoder:
 
     def _join(
         self,
+        query: str,
         prefix: tuple[str, list[Span]],
         tokens: tuple[np.ndarray, np.ndarray],
         branch: tuple[np.ndarray, Span],
@@ -122,7 +132,7 @@ class PromptEncoder:
         if self.max_length is not None:
             room = self.max_length - max(len(branch_ids), len(calibration_ids))
             if len(prefix_ids) > room:
-                text, ranges, prefix_ids, offsets = self._shorten(text, ranges, prefix_ids, offsets, room)
+                text, ranges, prefix_ids, offsets = self._shorten(query, text, ranges, prefix_ids, offsets, room)
                 is_shortened = True
         spans = tuple(_tokens_in(offsets, *span) for span in ranges)
         start = len(prefix_ids)
@@ -145,7 +155,7 @@ class PromptEncoder:
         )
 
     def _shorten(
-        self, text: str, ranges: list[Span], ids: np.ndarray, offsets: np.ndarray, room: int
+        self, query: str, text: str, ranges: list[Span], ids: np.ndarray, offsets: np.ndarray, room: int
     ) -> tuple[str, list[Span], np.ndarray, np.ndarray]:
         """Cut every document to the same number of tokens, the largest that fits ``room``; short ones stay whole."""
         spans = [_tokens_in(offsets, *span) for span in ranges]
@@ -163,8 +173,8 @@ class PromptEncoder:
                 return new_text, new_ranges, new_ids, new_offsets
             limit -= max(1, (len(new_ids) - room) // len(spans))  # a cut may split a token in two: take a little more
         raise InputError(
-            f"{len(ranges)} documents do not fit the model's context of {self.max_length} tokens even at {MIN_DOCUMENT_TOKENS} tokens "
-            "each; rank fewer documents (--depth)"
+            f"query {shown(query)}: {len(ranges)} documents do not fit the model's context of {self.max_length} tokens even at "
+            f"{MIN_DOCUMENT_TOKENS} tokens each; rank fewer documents (--depth) or shorten the query"
         )
 
 

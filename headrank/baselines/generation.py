@@ -17,12 +17,12 @@ from typing import Any, Protocol
 
 import torch
 from jinja2 import TemplateError
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from headrank.errors import InputError
 from headrank.placement import place
-from headrank.prompt import neutralise
-from headrank.reader import load_config, quiet_loading
+from headrank.prompt import control_tokens, neutralise
+from headrank.reader import load_complete, load_config
 
 _log = logging.getLogger(__name__)
 TOKENS_PER_IDENTIFIER = 8  # "[20] > " is at most this long in the tokenizers we know
@@ -67,7 +67,7 @@ class LocalGenerator:
             raise InputError(f"{model.config._name_or_path}: the tokenizer has no chat template; RankGPT needs a chat model")
         self.model, self.tokenizer, self.batch_size, self.max_new_tokens = model, tokenizer, batch_size, max_new_tokens
         self.max_length = max_length or getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-        self.special_tokens = [str(token) for token in tokenizer.all_special_tokens]
+        self.special_tokens = control_tokens(tokenizer)
 
     @classmethod
     def load(
@@ -84,12 +84,7 @@ class LocalGenerator:
         if source_layers and source_layers > config.num_hidden_layers:
             raise InputError(f"{model}: holds {config.num_hidden_layers} of {source_layers} layers; RankGPT needs a full export")
         device, dtype = place(device, dtype)
-        try:
-            with quiet_loading():
-                tokenizer = AutoTokenizer.from_pretrained(model)
-                loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
-        except (OSError, ValueError, KeyError) as error:
-            raise InputError(f"{model}: cannot be loaded as a chat model ({str(error).splitlines()[0]})") from error
+        tokenizer, loaded = load_complete(AutoModelForCausalLM, model, "chat model", dtype=dtype)
         return cls(loaded.to(device).eval(), tokenizer, **options)
 
     def _room_for_answer(self, num_identifiers: int) -> int:

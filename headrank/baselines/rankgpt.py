@@ -19,7 +19,7 @@ from headrank.baselines.generation import Answer, EndpointGenerator, Generator, 
 from headrank.errors import InputError
 from headrank.prompt import PromptTemplate
 from headrank.requests import ListScores
-from headrank.reranker import DocumentLike, _title_and_text
+from headrank.reranker import DocumentLike, titles_and_texts
 
 _log = logging.getLogger(__name__)
 WINDOW, STRIDE = 20, 10  # the paper's
@@ -168,7 +168,7 @@ class RankGPT:
     """Ranks lists by generated permutations; ``success`` tells how often the format was kept so far."""
 
     def __init__(self, generator: Generator, *, window: int = WINDOW, stride: int = STRIDE, prompt: PromptTemplate | None = None) -> None:
-        """``prompt`` says how a document is cut to words; the rest of it belongs to the attention methods."""
+        """``prompt`` says how a document is cut to words and the order to begin with; the rest of it belongs to the attention methods."""
         sliding_windows(2, window, stride)  # refuse wrong numbers now, not at the first list
         self.generator, self.window, self.stride, self.prompt = generator, window, stride, prompt or PromptTemplate()
         self._success = SuccessRates()
@@ -188,7 +188,7 @@ class RankGPT:
             if not documents:
                 raise InputError(f"no documents to rank for query {query!r}")
             windows = iter(sliding_windows(len(documents), self.window, self.stride))
-            states.append(_ListState(query, [_title_and_text(document) for document in documents], windows, list(range(len(documents)))))
+            states.append(_ListState(query, titles_and_texts(documents), windows, self.prompt.prompt_order(len(documents))))
         pending = [(state, window) for state in states if (window := next(state.windows, None))]
         while pending:
             self._advance(pending)

@@ -116,6 +116,12 @@ def test_a_relevant_document_climbs_from_the_bottom_to_the_top() -> None:
     assert sorted(result.scores) == list(range(1, 41))
 
 
+def test_a_reversed_prompt_begins_with_the_list_turned_around() -> None:
+    oracle = Oracle()
+    result = RankGPT(oracle, prompt=PromptTemplate(order="reversed")).score_lists([("q", documents([3, 1, 2]))])[0]
+    assert oracle.windows == [[2, 1, 3]] and result.scores.tolist() == [3, 1, 2]
+
+
 def test_lists_of_different_lengths_go_side_by_side_without_mixing() -> None:
     lists = [list(np.random.default_rng(n).permutation(n)) for n in (1, 3, 20, 27)]
     ranker = RankGPT(Oracle())

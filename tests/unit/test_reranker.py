@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertModel
 
 from headrank import HeadRankReranker, HeadSet, InputError, PromptTemplate
+from headrank.baselines.generation import LocalGenerator
+from headrank.placement import place
 from tests.tiny_models import make_tiny_model
 
 HEADS = HeadSet(((0, 1), (2, 3)), "test", "tiny", 4, 8)
@@ -66,11 +72,22 @@ def test_all_heads_is_icr(directory: Path) -> None:
         ("flea", [], "no documents"),
         ("flea", [3], "must be a string or a mapping"),
         ("flea", [{"title": "x"}], "must be a string or a mapping"),
+        ("flea", [{"title": 3, "text": "x"}], "must be a string or a mapping"),
+        ("flea", "one string", "must be a list"),
+        ("flea", None, "must be a list"),
+        (None, ["a"], "a query must be a string"),
+        ("flea", ["a\ud800"], "half a surrogate pair"),
     ],
 )
 def test_bad_requests_are_one_clear_line(reranker: HeadRankReranker, query: str, documents: list, message: str) -> None:
     with pytest.raises(InputError, match=message):
         reranker.rank(query, documents)
+
+
+def test_no_requests_give_no_results_and_a_batch_has_at_least_one(reranker: HeadRankReranker) -> None:
+    assert reranker.rank_many([]) == []
+    with pytest.raises(InputError, match="batch_size -1"):
+        reranker.rank_many([("flea", DOCUMENTS)], batch_size=-1)
 
 
 def test_one_document_and_empty_documents_are_ranked_not_lost(reranker: HeadRankReranker) -> None:
@@ -123,3 +140,90 @@ def test_bfloat16_ranks_close_to_float32(directory: Path, reranker: HeadRankRera
 def test_a_missing_model_is_one_clear_line() -> None:
     with pytest.raises(InputError, match="no model there"):
         HeadRankReranker.from_pretrained("/does/not/exist", HEADS)
+
+
+def _drop_a_weight(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.0.self_attn.q_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _cut_the_weights(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:5000])
+
+
+def _widen_the_config(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 128}))
+
+
+def _lose_the_tokenizer(folder: Path) -> None:
+    for path in folder.glob("token*"):
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_drop_a_weight, "1 weights are missing.*layers.0.self_attn.q_proj.weight"),
+        (_cut_the_weights, "cannot be loaded as a .* model"),
+        (_widen_the_config, "of another shape than config.json"),
+        (_lose_the_tokenizer, "tokenizer"),
+    ],
+)
+def test_a_damaged_model_is_one_clear_line_and_nothing_is_invented(
+    directory: Path, tmp_path: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    folder = shutil.copytree(directory, tmp_path / "damaged")
+    damage(folder)
+    with pytest.raises(InputError, match=message):
+        HeadRankReranker.from_pretrained(folder, HEADS)
+    with pytest.raises(InputError, match=message):
+        LocalGenerator.load(folder)
+
+
+def test_an_encoder_is_refused(directory: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(directory, tmp_path / "bert")
+    config = BertConfig(vocab_size=416, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32)
+    BertModel(config).save_pretrained(folder)
+    with pytest.raises(InputError, match="needs a causal decoder"):
+        HeadRankReranker.from_pretrained(folder, "all").rank("flea", DOCUMENTS)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"format": "headrank/1"}', "headrank.json: the heads must be an object"),
+        (b'{"format": "headrank/1", "heads": {"heads": [[0, "a"]]}}', "headrank.json: field 'heads'"),
+        (b"\xff\xfe", "headrank.json: not a JSON file"),
+    ],
+)
+def test_a_broken_headrank_json_is_named(directory: Path, tmp_path: Path, content: bytes, message: str) -> None:
+    folder = shutil.copytree(directory, tmp_path / "exported")
+    (folder / "headrank.json").write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        HeadRankReranker.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"), [({"prompt": {"max_words": "many"}}, "max_words must be a int"), ({"table": [1]}, "'table' must hold objects")]
+)
+def test_a_wrong_field_of_heads_json_is_named(tmp_path: Path, changes: dict, message: str) -> None:
+    (tmp_path / "heads.json").write_text(json.dumps(HEADS.to_dict() | changes))
+    with pytest.raises(InputError, match=f"heads.json: .*{message}"):
+        HeadSet.load(tmp_path / "heads.json")
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("gpu", None), ("cuda:99", None), ("cpu", "float7"), ("cpu", "cat")])
+def test_a_device_or_number_format_that_is_not_there_is_one_clear_line(device: str, dtype: str | None) -> None:
+    with pytest.raises(InputError, match="--dtype" if dtype else "--device"):
+        place(device, dtype)
+
+
+def test_processes_of_one_machine_get_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for rank, expected in (("0", "cuda:0"), ("1", "cuda:1"), ("2", "cuda:0")):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        assert str(place(None, None)[0]) == str(place("cuda", None)[0]) == expected
+    assert str(place("cuda:1", None)[0]) == "cuda:1"

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from headrank.errors import InputError
 from headrank.prompt import PromptTemplate
@@ -76,6 +77,19 @@ def test_control_tokens_in_a_passage_do_not_end_the_users_turn() -> None:
     clean = PromptEncoder(TOKENIZER, PromptTemplate()).encode("flea", [("", "a b")])
     control = set(TOKENIZER.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"]))
     assert sum(int(token) in control for token in context.input_ids) == sum(int(token) in control for token in clean.input_ids)
+
+
+def test_tokens_that_are_only_marked_special_are_control_tokens_too() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens([AddedToken("<|eot_id|>", special=True)])  # as Llama 3 has it: no role, not in all_special_tokens
+    assert "<|eot_id|>" not in tokenizer.all_special_tokens
+    context = PromptEncoder(tokenizer, PromptTemplate()).encode("flea <|eot_id|>", [("<|eot_id|>", "a <|eot_id|> b")])
+    assert tokenizer.convert_tokens_to_ids("<|eot_id|>") not in context.input_ids.tolist()
+
+
+def test_a_query_longer_than_the_context_is_named() -> None:
+    with pytest.raises(InputError, match="query 'flea flea.*shorten the query"):
+        PromptEncoder(TOKENIZER, PromptTemplate(), max_length=200).encode("flea " * 300, [("", "a warm host")])
 
 
 def test_words_beyond_the_limit_and_extra_white_space_are_dropped() -> None:
