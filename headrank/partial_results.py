@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,7 +25,7 @@ class PartialResults:
         self._stream: IO[str] | None = None
 
     def _files(self) -> list[Path]:
-        return sorted(self.output.parent.glob(f"{self.output.name}.partial-{self.key}.*.jsonl"))
+        return sorted(self.output.parent.glob(f"{glob.escape(self.output.name)}.partial-{self.key}.*.jsonl"))
 
     def _read(self, path: Path) -> None:
         for line in path.read_text(encoding="utf-8").splitlines():

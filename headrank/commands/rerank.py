@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from headrank.commands import options
-from headrank.commands.rerank_targets import Target, targets_of, write_targets
+from headrank.commands.rerank_targets import Target, require_places, targets_of, template_of, write_targets
 from headrank.errors import InputError
 from headrank.partial_results import PartialResults
 from headrank.requests import Request, requests_from_collection, requests_from_file
@@ -63,8 +63,11 @@ def run(args: argparse.Namespace) -> int:
     targets = targets_of(args)
     rank, world_size = _world()
     requests = _requests(args)
+    if rank == 0:
+        require_places(targets)
     key = _fingerprint(args, targets, requests)
     store = PartialResults(Path(args.output), key, rank, restart=args.restart)
+    _barrier(world_size)  # all see the same finished queries, or the shares below would not fit together
     pending = [request for request in requests if request.query_id not in store.done][rank::world_size]
     if store.done:
         _log.info("%s: %d of %d queries were done before, going on", args.output, len(store.done), len(requests))
@@ -128,9 +131,8 @@ def _format_kept(result: Any) -> dict[str, Any]:
 
 def _positions(ranker: Any, count: int) -> list[int]:
     """The 1-based place in the prompt of each document as given; position bias is read off these, not off the ranks."""
-    if not hasattr(ranker, "reader"):
-        return list(range(1, count + 1))
-    order = ranker.reader.encoder.template.prompt_order(count)
+    template = template_of(ranker)
+    order = template.prompt_order(count) if template else list(range(count))
     return [order.index(given) + 1 for given in range(count)]
 
 
@@ -138,6 +140,10 @@ def _requests(args: argparse.Namespace) -> list[Request]:
     """The work that the flags name; a selection that leaves nothing is an error."""
     only = options.read_id_list(args.only) if args.only else None
     if args.requests is not None:
+        if args.collection or args.queries or args.corpus or args.run:
+            raise InputError(
+                "--requests brings its own queries, candidates and texts; leave out --collection, --queries, --corpus and --run"
+            )
         requests = requests_from_file(args.requests, depth=args.depth, shuffle=args.shuffle, only=only)
     else:
         requests = requests_from_collection(options.open_collection(args), depth=args.depth, shuffle=args.shuffle, only=only)
@@ -209,6 +215,8 @@ def _fingerprint(args: argparse.Namespace, targets: Sequence[Target], requests: 
         digest.update(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}".encode())
     for request in requests:
         digest.update(f"{request.query_id}\t{request.query}\t{[c.doc_id for c in request.candidates]}".encode())
+        for document in request.documents:
+            digest.update(f"{document.title}\t{document.text}\n".encode())
     return digest.hexdigest()[:16]
 
 

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headrank.baselines import find_method
 from headrank.commands import options
 from headrank.errors import InputError
-from headrank.files import write_json, write_jsonl
+from headrank.files import require_writable, write_json, write_jsonl
 from headrank.formats import write_run
+from headrank.prompt import PromptTemplate
 from headrank.requests import Request
 
 
@@ -27,9 +29,16 @@ class Target:
     meta: str | None
     tag: str
 
+    @property
+    def paths(self) -> list[Path]:
+        """The files this target writes."""
+        return [Path(name) for name in (self.output, self.scores, self.meta) if name]
+
 
 def targets_of(args: argparse.Namespace) -> list[Target]:
     """The command's own target, then one for each --also DIR=METHOD[:HEADS]."""
+    if args.tag is not None and args.tag.split() != [args.tag]:
+        raise InputError(f"--tag {args.tag!r} must be one word; a TREC run has six columns")
     targets = [Target(args.method, args.heads, args.output, args.scores, args.meta, args.tag or args.method)]
     for text in args.also:
         folder, equals, rest = text.partition("=")
@@ -38,19 +47,28 @@ def targets_of(args: argparse.Namespace) -> list[Target]:
             raise InputError(f"--also {text!r}: write DIR=METHOD or DIR=METHOD:HEADS.json")
         path = Path(folder)
         targets.append(Target(method, heads or None, str(path / "run.txt"), str(path / "scores.jsonl"), str(path / "meta.json"), method))
-    outputs = [str(Path(target.output).resolve()) for target in targets]
-    twice = [output for output in outputs if outputs.count(output) > 1]
+    paths = [path.resolve() for target in targets for path in target.paths]
+    twice = [path for path in paths if paths.count(path) > 1]
     if twice:
-        raise InputError(f"--also: two methods would write {twice[0]}; give each a folder of its own")
+        raise InputError(f"{twice[0]} would be written twice; give --output, --scores, --meta and every --also DIR a place of its own")
+    for target in targets:
+        if target.heads is not None and not find_method(target.method).needs_heads:
+            raise InputError(f"method {target.method!r} selects no heads; leave out {target.heads}")
     if len(targets) > 1:
         _check_can_share(targets)
     return targets
 
 
+def require_places(targets: Sequence[Target]) -> None:
+    """Fail now, not after hours of work, when one of the files could not be written."""
+    for path in (path for target in targets for path in target.paths):
+        if path.is_dir():
+            raise InputError(f"{path}: cannot be written, it is a folder; give the name of a file")
+        require_writable(path)
+
+
 def _check_can_share(targets: Sequence[Target]) -> None:
     """Only methods that read attention can share a forward."""
-    from headrank.baselines import find_method
-
     for target in targets:
         method = find_method(target.method)
         kind = method.kind
@@ -72,7 +90,7 @@ def write_targets(
     everything = {head for ranker in rankers for head in ranker.heads.heads} if len(targets) > 1 else set()
     for place in reversed(range(len(targets))):
         rows = [_row_of(done[request.query_id], place) for request in requests]
-        ranker = rankers[place] if place < len(rankers) else None
+        ranker: Any = rankers[place] if place < len(rankers) else None
         shared = {
             "methods_sharing_the_forward": len(targets),
             "reads_the_whole_forward": not everything or everything == set(ranker.heads.heads),
@@ -114,16 +132,21 @@ def _write_target(
     print(f"{target.output}: {len(rows)} queries reranked by {target.method}{note}", file=sys.stderr)
 
 
+def template_of(ranker: Any) -> PromptTemplate | None:
+    """The prompt of a ranker, which orders the documents; a first stage has none."""
+    return ranker.reader.encoder.template if hasattr(ranker, "reader") else getattr(ranker, "prompt", None)
+
+
 def _facts(args: argparse.Namespace, target: Target, rows: list[dict[str, Any]], ranker: Any, facts: dict[str, Any]) -> dict[str, Any]:
     """What the run cost and what it was made with. The seconds of a shared forward are those of a method that reads all of it, as ICR."""
     from headrank.provenance import peak_memory_bytes, versions
 
-    heads = getattr(ranker, "heads", None)
+    heads, template = getattr(ranker, "heads", None), template_of(ranker)
     return {
         "model": args.model,
         "method": target.method,
         "depth": args.depth,
-        "order": "shuffled" if args.shuffle is not None else (args.order or "retriever"),
+        "order": "shuffled" if args.shuffle is not None else template.order if template else "retriever",
         "num_queries": len(rows),
         "seconds_per_query": sum(row["seconds"] for row in rows) / len(rows) if facts["reads_the_whole_forward"] else None,
         "tokens_per_query": sum(row["tokens"] for row in rows) / len(rows),
@@ -131,7 +154,7 @@ def _facts(args: argparse.Namespace, target: Target, rows: list[dict[str, Any]],
         "layers_used": getattr(ranker, "layers_used", None),
         "num_layers": ranker.reader.num_layers if hasattr(ranker, "reader") else None,
         "heads": [list(head) for head in heads.heads] if heads is not None else None,
-        "prompt_hash": ranker.reader.encoder.template.hash if hasattr(ranker, "reader") else None,
+        "prompt_hash": template.hash if template and heads is not None else None,
         "success": _success(rows),
         "versions": versions(),
         "command": sys.argv[1:],

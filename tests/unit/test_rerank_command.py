@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrank.commands import main
+from headrank.commands import build_verb_parser, main
 from headrank.commands import rerank as verb
 from headrank.formats import read_run
 from headrank.heads import HeadSet
+from headrank.prompt import PromptTemplate
 from tests.tiny_models import make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -304,4 +305,66 @@ def test_what_cannot_share_a_forward_is_refused(
 
 def test_two_methods_never_write_one_file(model: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments(model, collection, tmp_path / "run.txt", "--also", f"{tmp_path}=icr")) == 2
-    assert "two methods would write" in capsys.readouterr().err
+    assert "would be written twice" in capsys.readouterr().err
+
+
+def test_brackets_in_the_name_of_the_output_are_letters(model: Path, collection: Path, tmp_path: Path) -> None:
+    assert main(arguments(model, collection, tmp_path / "run[1].txt", "--depth", "3")) == 0
+    assert [path.name for path in tmp_path.glob("run*")] == ["run[1].txt"]
+
+
+def test_a_changed_corpus_is_not_mixed_with_an_interrupted_run(model: Path, collection: Path, tmp_path: Path) -> None:
+    flags = [*arguments(model, collection, tmp_path / "out.txt"), "--depth", "3"]
+    args = build_verb_parser("rerank").parse_args(flags[1:])
+    keys = []
+    for word in ("flea", "floor"):
+        corpus = (collection / "corpus.jsonl").read_text().replace("The violin", f"The {word}")
+        (collection / "corpus.jsonl").write_text(corpus)
+        keys.append(verb._fingerprint(args, verb.targets_of(args), verb._requests(args)))
+        (collection / "corpus.jsonl").write_text(corpus.replace(f"The {word}", "The violin"))
+    assert keys[0] != keys[1]
+
+
+def test_no_process_writes_before_all_have_read_what_is_done(
+    model: Path, collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    original = verb._score
+    monkeypatch.setattr(verb, "_world", lambda: (1, 2))
+    monkeypatch.setattr(verb, "_barrier", lambda *_, **__: events.append("wait"))
+    monkeypatch.setattr(verb, "_score", lambda *given: events.append("score") or original(*given))
+    assert main(arguments(model, collection, tmp_path / "out.txt", "--depth", "3")) == 0
+    assert events == ["wait", "score", "score", "score", "wait", "wait"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tag", "two words"], "--tag 'two words'"),
+        (["--meta", "{tmp}/out.txt"], "would be written twice"),
+        (["--meta", "{tmp}"], "it is a folder"),
+        (["--scores", "{tmp}/toy/queries.tsv/scores.jsonl"], "cannot be written"),
+        (["--also", "{tmp}/toy/queries.tsv=icr"], "cannot be written"),
+        (["--method", "icr"], "selects no heads"),
+        (["--requests", "x.jsonl"], "leave out --collection"),
+    ],
+)
+def test_what_would_fail_at_the_end_fails_before_the_model_is_loaded(
+    model: Path,
+    collection: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    message: str,
+) -> None:
+    monkeypatch.setattr(verb, "_build_rankers", lambda *_: pytest.fail("a model was loaded"))
+    assert main(arguments(model, collection, tmp_path / "out.txt", *(flag.format(tmp=tmp_path) for flag in flags))) == 2
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["toy"]
+
+
+def test_the_facts_name_the_order_that_the_heads_brought(model: Path, collection: Path, tmp_path: Path) -> None:
+    HeadSet(((0, 1),), "test", "tiny", 4, 8, PromptTemplate(order="reversed")).save(collection / "heads.json")
+    assert main(arguments(model, collection, tmp_path / "out.txt", "--depth", "3", "--meta", str(tmp_path / "meta.json"))) == 0
+    assert json.loads((tmp_path / "meta.json").read_text())["order"] == "reversed"
