@@ -20,6 +20,7 @@ from headrank.errors import InputError
 from headrank.formats import Qrels, read_json, read_lines
 
 RUN, SCORES, METRICS = "run.txt", "scores.jsonl", "metrics.json"
+_NUMBERS = ("depth", "seconds_per_query", "tokens_per_query", "peak_memory_bytes", "layers_used", "num_layers", "success_rate")
 
 
 def method_name(method: str) -> str:
@@ -166,20 +167,20 @@ def read_cell(path: str | os.PathLike[str]) -> Cell:
         raise InputError(f"{Path(path) / METRICS}: not the metrics of a cell; it needs 'method', 'benchmark' and 'measures'")
     if not metrics["measures"]:
         raise InputError(f"{Path(path) / METRICS}: no measure in it; run 'headrank evaluate --write-metrics' again")
-    per_query = metrics.get("per_query") or {}
-    for values in (metrics["measures"], *(per_query.values() if isinstance(per_query, dict) else [per_query])):
-        wrong = (
-            next((item for item in values.items() if not _is_number(item[1])), None) if isinstance(values, dict) else ("per_query", values)
-        )
-        if wrong is not None:
-            raise InputError(
-                f"{Path(path) / METRICS}: {wrong[0]} is {wrong[1]!r}, not a number; run 'headrank evaluate --write-metrics' again"
-            )
+    _require_numbers(Path(path) / METRICS, metrics)
     return Cell(Path(path), metrics)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+def _require_numbers(path: Path, metrics: Mapping[str, Any]) -> None:
+    """Refuse a value that is no number where tables and figures need one; facts may be absent."""
+    facts = {name: metrics[name] for name in _NUMBERS if metrics.get(name) is not None}
+    per_query = metrics.get("per_query") or {}
+    groups = [metrics["measures"], facts, *(per_query.values() if isinstance(per_query, dict) else [per_query])]
+    for values in groups:
+        named = values if isinstance(values, dict) else {"per_query": values}
+        for name, value in named.items():
+            if not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise InputError(f"{path}: {name} is {value!r}, not a number; run 'headrank evaluate --write-metrics' again")
 
 
 def find_cells(folder: str | os.PathLike[str]) -> list[Cell]:

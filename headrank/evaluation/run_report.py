@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from headrank.errors import InputError
 from headrank.evaluation.cell_analyses import comparable_cells
 from headrank.evaluation.cells import Cell, conditions
 from headrank.evaluation.head_report import head_blocks
@@ -46,6 +47,9 @@ def leading_measure(cells: Sequence[Cell]) -> str:
 
 def _contests(report: RunReport) -> list[Contest]:
     """One contest for each benchmark and condition that has at least two comparable rows."""
+    known = dict.fromkeys(measure for cell in report.cells for measure in cell.metrics["measures"])
+    if report.measure is not None and report.measure not in known:
+        raise InputError(f"--measure {report.measure}: no result has it, they have {', '.join(known)}; evaluate with --measures first")
     contests = []
     for condition in conditions(report.cells):
         cells = comparable_cells(report.cells, condition)
@@ -106,7 +110,7 @@ def _contest_grid(contest: Contest) -> Grid:
                 f"{100 * evaluation.mean(contest.measure):.2f} [{100 * low:.1f}, {100 * high:.1f}]",
                 *against,
                 f"{seconds:.2f}" if seconds else "",
-                f"{layers} of {total}" if layers else "",
+                f"{layers} of {total}" if layers and total else "",
             )
         )
     name = contest.challenger

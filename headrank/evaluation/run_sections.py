@@ -110,7 +110,7 @@ def cost_blocks(report: RunReport, contests: Sequence[Contest]) -> list[Block]:
                     f"{seconds:.3f}" if seconds else "",
                     f"{tokens:.0f}" if tokens else "",
                     f"{memory / 2**30:.2f}" if memory else "",
-                    f"{facts['layers_used']} of {facts['num_layers']}" if facts.get("layers_used") else "",
+                    f"{facts['layers_used']} of {facts['num_layers']}" if facts.get("layers_used") and facts.get("num_layers") else "",
                     f"{100 * success:.1f}" if success is not None else "",
                 )
             )

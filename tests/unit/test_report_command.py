@@ -217,6 +217,8 @@ def test_bad_input_is_one_line(
         ({"measures": {"nDCG@10": float("nan")}}, "nDCG@10 is nan, not a number"),
         ({"per_query": {"nDCG@10": {"q1": None}}}, "q1 is None, not a number"),
         ({"per_query": {"nDCG@10": [0.5]}}, "not a number"),
+        ({"seconds_per_query": "fast"}, "seconds_per_query is 'fast', not a number"),
+        ({"depth": "deep"}, "depth is 'deep', not a number"),
     ],
 )
 @pytest.mark.parametrize("kind", ["--run", "--matrix"])
@@ -230,6 +232,12 @@ def test_metrics_that_are_no_numbers_are_named(
     assert error.startswith(f"headrank report: {path}: ")
     assert message in error
     assert len(error.splitlines()) == 1
+
+
+def test_a_measure_that_no_result_has_is_named(run_folder: Path, quick_figures: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--run", str(run_folder), "--measure", "MAP"]) == 2
+    assert "--measure AP: no result has it, they have nDCG@10, R@5; evaluate" in capsys.readouterr().err
+    assert not (run_folder / "report").exists()
 
 
 def test_models_given_by_path_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
