@@ -8,9 +8,12 @@ the others; the choice travels in the checkpoint's content metadata, which stock
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
+import pickle
 import re
 import shutil
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +24,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedState
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from megatron.core.utils import unwrap_model
 from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.api import CheckpointException
 
 from headrank.errors import InputError
 from headrank.files import atomic_write
@@ -33,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 Iteration = int | Literal["release"]
 TRACKER = "latest_checkpointed_iteration.txt"
+WRITE_ERRORS = (CheckpointException, OSError, RuntimeError)  # what a full disk raises inside a save
 CONTENT_METADATA = {
     "non_homogeneous_layers": True,
     "distrib_optim_sharding_type": "fully_reshardable",  # Megatron's default raises with the distributed optimizer
@@ -81,12 +86,16 @@ def write_checkpoint(root: str | Path, iteration: Iteration, state: ShardedState
     prepare_writer_queue()
     torch.distributed.barrier()
     common = {"checkpoint_version": 3.0, "iteration": 0 if iteration == "release" else iteration, "headrank": dict(about)}
-    dist_checkpointing.save(
-        {**common, **state},
-        str(temporary),
-        sharded_strategy=TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1),
-        content_metadata=dict(CONTENT_METADATA),
-    )
+    try:
+        dist_checkpointing.save(
+            {**common, **state},
+            str(temporary),
+            sharded_strategy=TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1),
+            content_metadata=dict(CONTENT_METADATA),
+        )
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)  # on a full disk its room is needed
+        raise
     torch.distributed.barrier()
     if is_first:
         doomed = final.with_name(f".removed-{final.name}")
@@ -99,6 +108,13 @@ def write_checkpoint(root: str | Path, iteration: Iteration, state: ShardedState
             stream.write(str(iteration))
     torch.distributed.barrier()
     return final
+
+
+def write_failure(error: BaseException) -> str:
+    """One line about a save that failed: the system's reason, or the last of what the writers said."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"disk full? {str(error).strip().splitlines()[-1]}"
 
 
 def load_checkpoint(
@@ -135,7 +151,9 @@ def load_checkpoint(
 
 
 def checkpoint_directory(root: str | Path, iteration: Iteration | None = None) -> Path:
-    """The directory of an iteration, or of the latest complete one; an InputError when it is not there or torn."""
+    """The directory of an iteration, ``root`` itself when it is one, or the latest complete one; an InputError when there is none."""
+    if iteration is None and is_complete(Path(root)):
+        return Path(root)
     if iteration is None:
         iteration = latest_complete_iteration(root)
         if iteration is None:
@@ -177,11 +195,26 @@ def complete_iterations(root: str | Path) -> list[int]:
 
 
 def is_complete(directory: Path) -> bool:
-    """Whether every file that the checkpoint's own metadata names is there and long enough."""
+    """Whether every file that the checkpoint's own metadata names is there and long enough, and the metadata itself is whole."""
     if not all((directory / name).is_file() for name in (".metadata", "metadata.json", "common.pt")):
         return False
+    try:
+        json.loads((directory / "metadata.json").read_bytes())
+        stored = FileSystemReader(str(directory)).read_metadata().storage_data or {}
+    except (
+        ValueError,
+        pickle.UnpicklingError,
+        EOFError,
+        AttributeError,
+        ImportError,
+        IndexError,
+        KeyError,
+    ):  # a torn pickle raises any of them
+        return False
+    if not zipfile.is_zipfile(directory / "common.pt"):  # its directory is at its end
+        return False
     ends: dict[str, int] = {}
-    for info in (FileSystemReader(str(directory)).read_metadata().storage_data or {}).values():
+    for info in stored.values():
         ends[info.relative_path] = max(ends.get(info.relative_path, 0), info.offset + info.length)
     return all((directory / name).is_file() and (directory / name).stat().st_size >= end for name, end in ends.items())
 

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint import TensorStorageMetadata
 from torch.distributed.checkpoint import load as load_tensors
 
 from headrank.errors import InputError
-from megatron_patches.checkpoint import description, write_checkpoint
+from megatron_patches.checkpoint import WRITE_ERRORS, complete_iterations, description, write_checkpoint, write_failure
 from megatron_patches.safetensors_files import SafetensorsReader, plan_shards, shard_file_names, write_index, write_shard
 from megatron_patches.shape import ModelShape
 from megatron_patches.weights import mapping_of, megatron_names, read_shard, split_sources
@@ -33,6 +33,10 @@ def import_hf(hf_directory: str | Path, root: str | Path, *, report: Any = iter)
 
     ``report`` wraps the names this rank works through, for a progress bar.
     """
+    if complete_iterations(root):
+        raise InputError(
+            f"--output {root}: holds checkpoints of a training run, which would go on from this model; choose another directory"
+        )
     shape = ModelShape.from_hf(hf_directory)
     rank, size = dist.get_rank(), dist.get_world_size()
     mine = [name for name in megatron_names(shape) if _owner(name, shape, size) == rank]
@@ -47,7 +51,10 @@ def import_hf(hf_directory: str | Path, root: str | Path, *, report: Any = iter)
                 offset = [(0, index, len(pieces))] if len(pieces) > 1 else []
                 entry = ShardedTensor.from_rank_offsets(name, piece, *offset, allow_shape_mismatch=row.is_vocabulary)
                 state[f"{name}/{index}"] = entry
-    return write_checkpoint(root, "release", {"model": state}, description(shape, last_layer=None))
+    try:
+        return write_checkpoint(root, "release", {"model": state}, description(shape, last_layer=None))
+    except WRITE_ERRORS as error:
+        raise InputError(f"--output {root}: cannot be written ({write_failure(error)}); make room or choose another directory") from error
 
 
 def _owner(name: str, shape: ModelShape, size: int) -> int:
@@ -178,6 +185,7 @@ def write_weights(
     for names, file_name in mine:
         parts = ((name, tensor.to(layout[name][0])) for (name, tensor), _ in zip(tensors.read(names), progress, strict=False))
         write_shard(directory / file_name, _only(layout, names), parts)
+    next(progress, None)  # a bar counts an item when the next one is asked for
     if rank == 0:
         write_index(directory, shards, sizes)
     return sum(sizes.values())

@@ -25,7 +25,7 @@ from headrank.files import write_json
 from headrank.heads import HeadSet
 from headrank.model_card import model_card
 from headrank.provenance import versions
-from megatron_patches.checkpoint import checkpoint_directory, is_complete
+from megatron_patches.checkpoint import checkpoint_directory
 from megatron_patches.conversion import CheckpointTensors, HfTensors, write_weights
 from megatron_patches.safetensors_files import SafetensorsReader
 from megatron_patches.shape import ModelShape
@@ -64,7 +64,7 @@ class ExportRequest:
 
 def export_hf(request: ExportRequest, *, report: Any = iter) -> HeadSet | None:
     """Write the directory on all ranks together and return the heads that went into it."""
-    directory = find_checkpoint(request.checkpoint)
+    directory = checkpoint_directory(request.checkpoint)
     common = dist_checkpointing.load_common_state_dict(str(directory))
     about = common.get("headrank", {})
     shape = ModelShape.from_hf(request.base)
@@ -90,11 +90,6 @@ def export_hf(request: ExportRequest, *, report: Any = iter) -> HeadSet | None:
                 _write_headrank_files(request, partial, heads, facts, num_bytes)
             _write_config(request, partial, shape, num_layers)
     return heads
-
-
-def find_checkpoint(path: Path) -> Path:
-    """A checkpoint directory itself, or the latest complete one under a root."""
-    return path if is_complete(path) else checkpoint_directory(path)
 
 
 def training_facts(common: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,17 +125,24 @@ def _finished_directory(request: ExportRequest) -> Iterator[Path]:
     """A hidden sibling of the output that takes its name on success and vanishes on failure. Collective."""
     output, is_first = request.output.absolute(), dist.get_rank() == 0
     partial, replaced = output.with_name(f".{output.name}.partial"), output.with_name(f".{output.name}.replaced")
-    if output.exists() and (not output.is_dir() or any(output.iterdir())) and not request.can_overwrite:
+    if output.exists() and not output.is_dir():
+        raise InputError(f"--output {request.output}: is a file; give the name of a directory")
+    if output.exists() and any(output.iterdir()) and not request.can_overwrite:
         raise InputError(f"--output {request.output}: already exists; remove it, choose another or give --overwrite")
+    _refuse_to_replace_sources(request, output)
     if is_first:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     dist.barrier()
     try:
         yield partial
-    except BaseException:
+    except BaseException as error:
         if is_first:
             shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError) and error.filename is None:  # of a write, not of a name
+            raise InputError(
+                f"--output {request.output}: cannot be written ({error.strerror or error}); make room or choose another"
+            ) from error
         raise
     if is_first:
         shutil.rmtree(replaced, ignore_errors=True)
@@ -149,6 +151,13 @@ def _finished_directory(request: ExportRequest) -> Iterator[Path]:
         partial.rename(output)
         shutil.rmtree(replaced, ignore_errors=True)
     dist.barrier()
+
+
+def _refuse_to_replace_sources(request: ExportRequest, output: Path) -> None:
+    """--overwrite removes the whole directory, which must not hold what is being read."""
+    for flag, source in (("--checkpoint", request.checkpoint), ("--base", request.base)):
+        if output.resolve() in (source.resolve(), *source.resolve().parents):
+            raise InputError(f"--output {request.output}: holds {flag} {source}, which would be removed; choose another directory")
 
 
 def _check_written(partial: Path, tensors: HfTensors, dtype: torch.dtype | None) -> None:

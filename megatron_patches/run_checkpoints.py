@@ -16,7 +16,6 @@ import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
-from torch.distributed.checkpoint.api import CheckpointException
 
 from headrank.errors import InputError
 from headrank.formats import write_json
@@ -32,10 +31,13 @@ COMPLETE_FILE = "training_complete.json"
 
 
 def resolve_start(config: TrainingConfig) -> TrainingConfig:
-    """A --load that holds an imported model (``release``) and no iteration is where training starts, not where it resumes."""
-    if config.load is None or checkpoint.latest_complete_iteration(config.load) != "release":
+    """A --load that holds an imported model (``release``) is where training starts, and where it resumes once iterations lie beside it."""
+    if config.load is None:
         return config
-    return dataclasses.replace(config, pretrained_checkpoint=config.pretrained_checkpoint or config.load, load=None)
+    release = checkpoint.iteration_directory(config.load, "release")
+    start = config.pretrained_checkpoint or (str(release) if checkpoint.is_complete(release) else None)
+    is_resuming = checkpoint.latest_complete_iteration(config.load) != "release"
+    return dataclasses.replace(config, pretrained_checkpoint=start, load=config.load if is_resuming else None)
 
 
 def load_start_weights(config: TrainingConfig, model: torch.nn.Module) -> None:
@@ -100,11 +102,10 @@ class RunCheckpoints:
         saved = optimizer if self.config.save_optimizer else None
         try:
             checkpoint.save_checkpoint(self.config.save, progress["iteration"], model, saved, scheduler, extra)
-        except (CheckpointException, OSError, RuntimeError) as error:
-            reason = str(error).strip().splitlines()[-1]
+        except checkpoint.WRITE_ERRORS as error:
             raise InputError(
-                f"{self.config.save}: the checkpoint of iteration {progress['iteration']} could not be written (disk full? {reason}); "
-                "make room and start again, earlier checkpoints are untouched"
+                f"{self.config.save}: the checkpoint of iteration {progress['iteration']} could not be written "
+                f"({checkpoint.write_failure(error)}); make room and start again, earlier checkpoints are untouched"
             ) from error
         logger.info("saved checkpoint at iteration %d to %s", progress["iteration"], self.config.save)
         self._name_best(progress)

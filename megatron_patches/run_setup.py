@@ -20,6 +20,7 @@ from headrank.spans import PromptEncoder
 from megatron_patches import device
 from megatron_patches.assembly import build_optimizer, build_policy, data_parallel_rank, is_first_tensor_rank, saving_report, wrap_model
 from megatron_patches.batches import Batch, training_batches
+from megatron_patches.checkpoint import checkpoint_directory
 from megatron_patches.config import TrainingConfig
 from megatron_patches.held_out import held_out_samples, score_sample
 from megatron_patches.model import HeadRankModel
@@ -147,7 +148,8 @@ def _reference(
             load_start_weights(config, policy)
         return None
     path = config.reference_cache or (None if config.save is None else str(Path(config.save) / REFERENCE_FILE))
-    key = reference_key(config.pretrained_checkpoint or config.model, heads, data, "bf16" if config.bf16 else "fp32")
+    start = config.model if config.pretrained_checkpoint is None else str(checkpoint_directory(config.pretrained_checkpoint))
+    key = reference_key(start, heads, data, "bf16" if config.bf16 else "fp32")
     reference = ReferenceScores(path, key)
     reference.share(gather_from_all)
     assert config.train_iters is not None

@@ -86,6 +86,7 @@ def _cleaning_up_when_terminated() -> Iterator[None]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; a user's error is one line on stderr and exit code 2."""
     logging.basicConfig(level=os.environ.get("HEADRANK_LOG", "INFO"), format="%(message)s", stream=sys.stderr)
+    logging.getLogger("megatron").setLevel("WARNING")
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments:
         build_parser().print_help()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import resource
 
 
 def run_commands(commands: list[list[str]]) -> list[tuple[int, str, str]]:
@@ -16,4 +17,12 @@ def run_commands(commands: list[list[str]]) -> list[tuple[int, str, str]]:
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
             code = main(command)
         results.append((code, output.getvalue(), errors.getvalue()))
+    return results
+
+
+def run_commands_on_a_full_disk(commands: list[list[str]], largest_file: int) -> list[tuple[int, str, str]]:
+    """The same where no file can grow beyond ``largest_file`` bytes."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, resource.RLIM_INFINITY))
+    results = run_commands(commands)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     return results

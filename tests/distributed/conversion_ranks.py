@@ -234,7 +234,7 @@ def single_process_checks(directory: Path, place: Path) -> dict[str, Any]:
     write_config, export._write_config = export._write_config, fail
     try:
         export.export_hf(request(place / "megatron", directory, place / "failed"))
-    except OSError:
+    except InputError:
         found["left after a failure"] = sorted(path.name for path in place.iterdir() if "failed" in path.name)
     export._write_config = write_config
 
@@ -261,3 +261,33 @@ def single_process_checks(directory: Path, place: Path) -> dict[str, Any]:
     found["nothing there"] = refusal(lambda: load_checkpoint(place / "nowhere", model))
     device.shutdown()
     return found
+
+
+def peak_of_import(tiny: Path, directory: Path, root: Path) -> int:
+    """Bytes by which importing a model raises this process's peak above that of importing a tiny one."""
+    from headrank.provenance import peak_memory_bytes
+    from megatron_patches.conversion import import_hf
+
+    device.initialize(1)
+    import_hf(tiny, root.with_name("tiny-megatron"))
+    before = peak_memory_bytes()
+    import_hf(directory, root)
+    device.shutdown()
+    return peak_memory_bytes() - before
+
+
+def peak_of_export(tiny: Path, directory: Path, root: Path, output: Path) -> int:
+    """The same for exporting it twice: everything from the checkpoint, and all layers but two from the base."""
+    from headrank.provenance import peak_memory_bytes
+    from megatron_patches.checkpoint import save_checkpoint
+    from megatron_patches.export import export_hf
+    from megatron_patches.model import ModelShape, build_model
+
+    device.initialize(1)
+    export_hf(request(root.with_name("tiny-megatron"), tiny, output.with_name("tiny-hf")))
+    save_checkpoint(root.with_name("short"), 1, build_model(ModelShape.from_hf(directory), last_layer=1))
+    before = peak_memory_bytes()
+    export_hf(request(root, directory, output))
+    export_hf(request(root.with_name("short"), directory, output.with_name("short-hf")))
+    device.shutdown()
+    return peak_memory_bytes() - before

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from headrank import HeadRankReranker
 from headrank.heads import HeadSet
-from tests.distributed.command_ranks import run_commands
+from tests.distributed.command_ranks import run_commands, run_commands_on_a_full_disk
 from tests.distributed.launcher import run_ranks
 from tests.tiny_models import make_tiny_model
 
@@ -47,6 +47,9 @@ def alone(place):
         "deep heads": [*base, f"{at}/x", "--heads", f"{at}/deep.json"],
         "size": [*base, f"{at}/x", "--max-shard-size", "big"],
         "exists": [*base, f"{at}/full"],
+        "file": [*base, f"{at}/heads.json", "--overwrite"],
+        "base": [*base, f"{at}/model", "--overwrite"],
+        "root": [*base, at, "--overwrite"],
     }
     return dict(zip(commands, run_ranks(run_commands, 1, list(commands.values()))[0], strict=True))
 
@@ -88,6 +91,9 @@ def test_full_and_truncated_exports_rank_alike(alone, place):
         ("deep heads", "L9-H5 does not exist"),
         ("size", "--max-shard-size 'big' is not a size"),
         ("exists", "full: already exists; remove it, choose another or give --overwrite"),
+        ("file", "heads.json: is a file; give the name of a directory"),
+        ("base", "which would be removed; choose another directory"),
+        ("root", "which would be removed; choose another directory"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2_and_leaves_nothing(alone, place, case, words):
@@ -95,6 +101,18 @@ def test_a_mistake_is_one_line_and_exit_code_2_and_leaves_nothing(alone, place, 
     assert (code, output) == (2, "")
     assert words in errors.splitlines()[-1]
     assert not (place / "x").exists()
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(alone, place):
+    at = str(place)
+    commands = [
+        ["import-hf", "--hf", f"{at}/model", "--output", f"{at}/small-disk"],
+        ["export-hf", "--checkpoint", f"{at}/megatron", "--base", f"{at}/model", "--output", f"{at}/small-disk/hf"],
+    ]
+    for code, output, errors in run_ranks(run_commands_on_a_full_disk, 1, commands, 100_000)[0]:
+        assert (code, output) == (2, "")
+        assert "cannot be written" in errors.splitlines()[-1] and "make room" in errors.splitlines()[-1]
+    assert not [path for path in place.rglob("*") if "small-disk" in str(path) and path.is_file()]
 
 
 def test_two_processes_write_the_same_model_as_one(alone, place):
