@@ -17,13 +17,15 @@ from headrank.errors import InputError
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 _DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64", torch.int64: "I64"}
+_MOST_MAPPED = 16 << 20  # bytes read from a file before it is closed and opened again
 _BASE_PREFIX = "model."  # a directory saved from the bare decoder (AutoModel) leaves it out
 
 
 class SafetensorsReader:
     """The tensors of a Hugging Face directory, by name, whole or in slices; files are opened as they are needed.
 
-    Only one file is kept open (its pages count as this process's memory), so reading in file order costs nothing.
+    Pages of an open file count as this process's memory, so only one file is open at a time, and it is closed after every
+    16 MB that were read from it. Opening it again costs one look at its header.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -31,6 +33,7 @@ class SafetensorsReader:
         self._file_of = self._list_tensors()
         self._open_name: str | None = None
         self._open: Any = None
+        self._mapped = 0
 
     def __enter__(self) -> SafetensorsReader:
         return self
@@ -56,15 +59,22 @@ class SafetensorsReader:
     def read(self, name: str, axis: int = 0, start: int | None = None, stop: int | None = None) -> torch.Tensor:
         """The tensor, or the part [start, stop) along an axis, in memory of its own."""
         if start is None:
-            return self._file(name).get_tensor(self._resolve(name)).clone()
-        part = self._slice(name)
-        return (part[start:stop] if axis == 0 else part[:, start:stop]).clone()
+            tensor = self._file(name).get_tensor(self._resolve(name)).clone()
+        else:
+            part = self._slice(name)
+            tensor = (part[start:stop] if axis == 0 else part[:, start:stop]).clone()
+            del part  # it would keep the file mapped
+        self._mapped += tensor.nbytes
+        if self._mapped > _MOST_MAPPED:
+            self.close()
+        return tensor
 
     def close(self) -> None:
         """Close the open file."""
         if self._open is not None:
             self._open.__exit__(None, None, None)
         self._open = self._open_name = None
+        self._mapped = 0
 
     def _resolve(self, name: str) -> str:
         if name not in self._file_of and name.startswith(_BASE_PREFIX) and name.removeprefix(_BASE_PREFIX) in self._file_of:
