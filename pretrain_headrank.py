@@ -11,10 +11,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 from headrank.errors import InputError
+from headrank.files import require_writable
 from megatron_patches.arguments import parse_arguments
 
 
@@ -37,23 +40,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Check everything that can be checked cheaply, then build and train."""
+    started = time.monotonic()
     from megatron_patches import device
     from megatron_patches.config import check_backend, check_heads, check_network_flags, config_from
     from megatron_patches.run_setup import load_heads, prepare_run, resolve_model
     from megatron_patches.shape import ModelShape
     from megatron_patches.training import train
-    from megatron_patches.training_log import set_up_logging
+    from megatron_patches.training_log import METRICS_FILE, set_up_logging
 
-    set_up_logging(int(os.environ.get("RANK", "0")))
+    rank = int(os.environ.get("RANK", "0"))
+    set_up_logging(rank)
     config = resolve_model(config_from(args, int(os.environ.get("WORLD_SIZE", "1"))))
     check_backend(args, device.has_cuda())
     shape = ModelShape.from_hf(config.model)
     check_network_flags(args, shape)
     heads = load_heads(config, shape)
     check_heads(heads, shape, config)
+    if config.save is not None and rank == 0:
+        require_writable(Path(config.save) / METRICS_FILE)
     device.initialize(config.tensor_parallel, seed=config.seed, timeout_minutes=config.distributed_timeout_minutes)
     prepared, batches = prepare_run(config, shape, heads)
-    is_complete = train(prepared, batches)
+    is_complete = train(prepared, batches, started)
     prepared.finish(is_complete)
     return 0
 

@@ -43,7 +43,7 @@ MEGATRON_FLAGS: dict[str, list[Flag]] = {
         _value("--train-iters", int, None, "Steps over all runs; without it the run is --headrank-epochs long."),
         _value("--train-samples", int, None, "Contexts over all runs, instead of --train-iters."),
         _value("--exit-interval", int, None, "Save and exit when the iteration is divisible by this."),
-        _value("--exit-duration-in-mins", int, None, "Save and exit after this many minutes."),
+        _value("--exit-duration-in-mins", int, None, "Save and exit this many minutes after the start of the program."),
         _switch("--exit-signal-handler", "Save and exit on SIGTERM or SIGUSR1 (SLURM preemption)."),
         _value("--seed", int, 1234, "Seed of data order, permutations and random states."),
         _switch("--recompute-activations", "Recompute each layer in the backward pass: less memory, about a quarter more time."),

@@ -114,6 +114,7 @@ class TrainingConfig:
 def config_from(args: argparse.Namespace, world_size: int) -> TrainingConfig:
     """Check the flags against each other and the number of processes, and freeze them."""
     _refuse_unsupported(args)
+    _check_values(args)
     tensor_parallel = args.tensor_model_parallel_size
     if tensor_parallel < 1 or world_size % tensor_parallel:
         raise InputError(
@@ -122,12 +123,11 @@ def config_from(args: argparse.Namespace, world_size: int) -> TrainingConfig:
         )
     data_parallel = world_size // tensor_parallel
     global_batch = args.global_batch_size or args.micro_batch_size * data_parallel
-    if args.micro_batch_size < 1 or global_batch % (args.micro_batch_size * data_parallel):
+    if global_batch % (args.micro_batch_size * data_parallel):
         raise InputError(
             f"--global-batch-size {global_batch} is not divisible by --micro-batch-size {args.micro_batch_size} x "
             f"{data_parallel} data-parallel ranks; use a multiple of {args.micro_batch_size * data_parallel}"
         )
-    _check_values(args)
     derived = {
         "model": args.headrank_model,
         "heads": args.headrank_heads,
@@ -210,11 +210,18 @@ def _check_values(args: argparse.Namespace) -> None:
         if value is None:
             raise InputError(f"{flag} is missing; see --help")
     positive = ("train_iters", "train_samples", "save_interval", "eval_interval", "eval_iters", "exit_interval", "log_interval",
-                "seq_length", "headrank_pairs_per_context", "headrank_epochs", "headrank_max_nan_steps", "lr")  # fmt: skip
+                "seq_length", "headrank_pairs_per_context", "headrank_epochs", "headrank_max_nan_steps", "lr", "micro_batch_size",
+                "global_batch_size")  # fmt: skip
     for name in positive:
         value = getattr(args, name)
         if value is not None and not value > 0:
             raise InputError(f"--{name.replace('_', '-')} {value} must be above 0")
+    for name in ("min_lr", "lr_warmup_iters", "lr_warmup_init", "weight_decay", "clip_grad"):
+        if not getattr(args, name) >= 0:
+            raise InputError(f"--{name.replace('_', '-')} {getattr(args, name)} must not be below 0")
+    for name in ("adam_beta1", "adam_beta2"):
+        if not 0 <= getattr(args, name) < 1:
+            raise InputError(f"--{name.replace('_', '-')} {getattr(args, name)} must be at least 0 and below 1")
     if args.min_lr > args.lr:
         raise InputError(f"--min-lr {args.min_lr} is above --lr {args.lr}")
     if args.lr_warmup_fraction is not None and not 0 <= args.lr_warmup_fraction < 1:

@@ -17,9 +17,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # the scheduler's kill, and SLURM's 
 class ExitDecision:
     """Remembers signals from the moment it is made; ``reason`` is asked once an iteration."""
 
-    def __init__(self, config: TrainingConfig, device: torch.device) -> None:
-        """Install the handlers when --exit-signal-handler asks for them."""
-        self.config, self.device, self.started = config, device, time.monotonic()
+    def __init__(self, config: TrainingConfig, device: torch.device, started: float | None = None) -> None:
+        """Install the handlers when --exit-signal-handler asks for them. Minutes count from ``started`` (time.monotonic)."""
+        self.config, self.device, self.started = config, device, time.monotonic() if started is None else started
         self._received = 0
         if config.exit_signal_handler:
             for number in SIGNALS:

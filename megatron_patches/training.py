@@ -90,10 +90,13 @@ class Window:
         return dict(zip(TERMS, values.tolist(), strict=True))
 
 
-def train(run: Run, batches: Iterator[Batch]) -> bool:
-    """Train until ``train_iters`` or an exit condition; True when the run is complete."""
+def train(run: Run, batches: Iterator[Batch], started: float | None = None) -> bool:
+    """Train until ``train_iters`` or an exit condition; True when the run is complete.
+
+    ``started`` (time.monotonic) is when the program began: a batch system's clock runs while data and reference scores are made.
+    """
     config, progress = run.config, run.progress
-    exits = ExitDecision(config, device.device())
+    exits = ExitDecision(config, device.device(), started)
     if progress.iteration == 0 and run.held_out:
         evaluate_held_out(run)
     window = Window()

@@ -139,6 +139,23 @@ def test_an_imported_checkpoint_is_as_good_a_start_as_the_models_own_files(forge
         assert events(tmp_path / name) == events(alone)
 
 
+def test_an_imported_model_may_lie_where_the_run_saves(forge, toy, alone, tmp_path):
+    imported, run = ["import-hf", "--hf", str(toy.model), "--output", str(tmp_path / "run")], tmp_path / "run"
+    assert forge.run(imported, tmp_path / "log", module="headrank.commands").codes == (0,)
+    for more in (("--exit-interval", "4"), ()):  # started, and started again
+        outcome = forge.run(flags(toy, run, "--load", str(run), *more), tmp_path / "log")
+        assert outcome.codes == (0,), outcome.said
+    assert events(run) == events(alone)
+    outcome = forge.run(imported, tmp_path / "log", module="headrank.commands")
+    assert outcome.codes == (2,) and "holds checkpoints of a training run" in outcome.said
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(forge, toy, tmp_path):
+    (tmp_path / "file").touch()
+    outcome = forge.run(flags(toy, tmp_path / "file" / "run"), tmp_path / "log")
+    assert outcome.codes == (2,) and "cannot be written (Not a directory)" in outcome.said and "configuration:" not in outcome.said
+
+
 def test_a_changed_schedule_is_refused_on_resume_unless_it_is_asked_for(forge, toy, tmp_path):
     assert forge.run(flags(toy, tmp_path, "--exit-interval", "2"), tmp_path / "log").codes == (0,)
     outcome = forge.run(flags(toy, tmp_path, "--lr", "5e-5"), tmp_path / "log")
@@ -169,10 +186,11 @@ def test_tensorboard_gets_what_the_json_lines_get(forge, toy, tmp_path):
     assert [event.value for event in board.Scalars("train/total")] == pytest.approx([row["total"] for row in events(tmp_path)], rel=1e-6)
 
 
-def test_a_torn_checkpoint_is_skipped_with_a_warning(forge, toy, alone, tmp_path):
+@pytest.mark.parametrize(("torn", "kept"), [("*.distcp", 0.5), (".metadata", 0.5), ("common.pt", 0.5), ("metadata.json", 0)])
+def test_a_torn_checkpoint_is_skipped_with_a_warning(forge, toy, alone, tmp_path, torn, kept):
     assert forge.run(flags(toy, tmp_path, "--save-interval", "2", "--exit-interval", "4"), tmp_path / "log").codes == (0,)
-    part = next((tmp_path / "iter_0000004").glob("*.distcp"))
-    part.write_bytes(part.read_bytes()[: part.stat().st_size // 2])
+    part = next((tmp_path / "iter_0000004").glob(torn))
+    part.write_bytes(part.read_bytes()[: int(part.stat().st_size * kept)])
     outcome = forge.run(flags(toy, tmp_path), tmp_path / "log")
     assert outcome.codes == (0,) and "iter_0000004 is missing or torn" in outcome.said and "at iteration 2" in outcome.said
     assert events(tmp_path) == events(alone)
