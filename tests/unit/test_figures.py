@@ -94,6 +94,20 @@ def test_the_pareto_figure_keeps_its_names_inside_and_its_ticks_apart(seconds: t
     assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
 
 
+def test_names_of_points_that_nearly_coincide_do_not_cover_each_other(kept: list[Figure]) -> None:
+    figures.draw_pareto([CostPoint(2, 0.4, model, "icr") for model in ("0.6B", "1.7B", "4B")], "nDCG@10", Path("x"))
+    boxes = [text.get_window_extent() for text in kept[0].axes[0].texts if "ICR" in text.get_text()]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+
+
+@pytest.mark.parametrize("methods", [["icr"], ["icr", "core"], ["icr", "core", "qr", "headrank"]])
+def test_the_legend_of_the_position_curves_is_not_cut_off(methods: list[str], kept: list[Figure]) -> None:
+    curve = score_by_position([parse_scores(LIST, "test")])
+    figures.draw_position_curves(dict.fromkeys(methods, curve), Path("x"))
+    box = kept[0].legends[0].get_window_extent()
+    assert kept[0].bbox.x0 <= box.x0 and box.x1 <= kept[0].bbox.x1
+
+
 @pytest.mark.parametrize("name", ["heatmap", "promotion"])
 def test_a_long_model_name_fits_above_its_panel(name: str, kept: list[Figure]) -> None:
     models = ["model", "smollm2-135m-instruct-trained-again"]

@@ -59,9 +59,10 @@ def draw_position_curves(curves: Mapping[str, PositionCurve], path: str | os.Pat
     columns = min(3, max(len(methods), 1))
     rows = -(-len(methods) // columns)
     with styled():
-        figure = new_figure(max(WIDTH * 0.6, 2.5 * columns), 1.0 + 2.1 * rows)
+        figure = new_figure(max(WIDTH * 0.8, 2.5 * columns), 1.0 + 2.1 * rows)  # the legend needs that width
         grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-        for axes, method in zip(grid.flat, methods, strict=False):
+        for place, (axes, method) in enumerate(zip(grid.flat, methods, strict=False)):
+            axes.tick_params(labelbottom=place + columns >= len(methods))  # also where the row below is not full
             curve, style = curves[method], method_style(method)
             zone = curve.positions[middle_zone(curve.positions.tolist())]
             if len(zone):

@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+from matplotlib.transforms import Bbox
 
 from headrank.evaluation.cells import method_name, method_order
 from headrank.evaluation.figures.style import GAIN, INK, LOSS, MUTED, WIDTH, halo, method_style, new_figure, save_figure, styled, subtitle
@@ -118,6 +121,7 @@ def draw_pareto(
         axes.set_ylabel(f"{measure} × 100")
         axes.legend(loc="lower right")
         subtitle(axes, f"Latency against {measure}", "ringed and bold: no method is both faster and better")
+        _part_names(figure, axes)
         return save_figure(figure, path)
 
 
@@ -142,6 +146,16 @@ def _draw_point(axes: Axes, point: CostPoint, models: Sequence[str], *, is_best:
         path_effects=halo(),
         zorder=4,
     )
+
+
+def _part_names(figure: Figure, axes: Axes) -> None:
+    """Move a name up, line by line, while it lies on one drawn before it: points that nearly coincide keep readable names."""
+    figure.draw_without_rendering()
+    placed: list[Bbox] = []
+    for text in (text for text in axes.texts if isinstance(text, Annotation)):
+        while any(text.get_window_extent().overlaps(box) for box in placed):
+            text.xyann = (text.xyann[0], text.xyann[1] + 3)
+        placed.append(text.get_window_extent())
 
 
 def _draw_level(axes: Axes, method: str, value: float) -> None:

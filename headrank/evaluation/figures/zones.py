@@ -108,7 +108,8 @@ def draw_std_scaling(panels: Mapping[str, Deviations], sizes: Mapping[str, float
     with styled():
         figure = new_figure(max(WIDTH * 0.6, 1.95 * columns), 0.8 + 1.9 * rows)
         grid = figure.subplots(rows, columns, squeeze=False, sharey=True, sharex=True)
-        for axes, name in zip(grid.flat, benchmarks, strict=False):
+        for place, (axes, name) in enumerate(zip(grid.flat, benchmarks, strict=False)):
+            axes.tick_params(labelbottom=place + columns >= len(benchmarks))  # also where the row below is not full
             for method in methods:
                 points = [(sizes[model], panels[model][method][name]) for model in models if name in panels[model].get(method, {})]
                 if points:
@@ -126,7 +127,7 @@ def draw_std_scaling(panels: Mapping[str, Deviations], sizes: Mapping[str, float
         figure.supxlabel("parameters", fontsize=9)
         figure.supylabel("middle-zone std", fontsize=9)
         handles, labels = _all_handles(list(grid.flat))
-        figure.legend(handles, labels, loc="outside upper center", ncols=min(6, max(len(labels), 1)))
+        figure.legend(handles, labels, loc="outside upper center", ncols=min(int(figure.get_figwidth() / 1.4), max(len(labels), 1)))
         return save_figure(figure, path)
 
 
