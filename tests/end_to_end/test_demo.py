@@ -46,6 +46,20 @@ def demo(tiny_model: Callable[[str], Path], embedded_collection: Path, tmp_path_
     return run
 
 
+@pytest.mark.parametrize(
+    ("size", "message"), [("7", "--tensor-model-parallel-size 7 does not divide"), ("three", "TP 'three' is not a number")]
+)
+def test_a_tensor_parallel_size_that_cannot_be_is_said_at_once(
+    size: str, message: str, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    variables = {"TP": size, "MODEL": str(tiny_model("qwen3")), "OUTPUT": str(tmp_path / "out"), "PYTHON": sys.executable}
+    done = subprocess.run([ROOT / "launch" / "demo.sh"], env={**os.environ, **variables}, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_demo_ends_with_a_table_and_paths_that_exist_and_does_nothing_twice(demo: Callable[..., str]) -> None:
     first = demo()
     table = first[first.index("held-out queries\n") :] if "held-out queries\n" in first else first[-3000:]
