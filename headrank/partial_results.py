@@ -36,14 +36,15 @@ class PartialResults:
             self.done[row["query_id"]] = row
 
     def add(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Append finished queries and flush, so that a kill loses at most the query in work."""
+        """Append finished queries and flush, so that a kill loses at most the query in work; a failure leaves no empty file."""
+        finished = list(rows)
         if self._stream is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             torn = self._path.exists() and not self._path.read_bytes().endswith(b"\n")
             self._stream = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - stays open from query to query
             if torn:
                 self._stream.write("\n")
-        for row in rows:
+        for row in finished:
             self._stream.write(json.dumps(row) + "\n")
         self._stream.flush()
 

@@ -239,7 +239,7 @@ def choose_heads(model: str | Path, heads: HeadSet | str | Path | None, prompt: 
     exported = read_headrank_json(model)
     if exported is None:
         raise InputError(
-            f"{model}: no headrank.json beside this model; give heads=... (a heads.json from 'headrank select-heads', or 'all')"
+            f"{model}: no headrank.json beside this model; give --heads FILE, made by 'headrank select-heads' (in Python heads=)"
         )
     try:
         return HeadSet.from_dict(exported.get("heads"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 from collections.abc import Collection as Ids
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -152,8 +153,10 @@ class EntropySelection:
 
     def __init__(self, temperature: float = TEMPERATURE, entropy_weight: float = ENTROPY_WEIGHT, is_calibrated: bool = False) -> None:
         """``temperature`` is tau, ``entropy_weight`` is lambda; masses are uncalibrated as in CoRe unless said otherwise."""
-        if temperature <= 0:
-            raise InputError(f"--temperature {temperature} must be above 0")
+        if not 0 < temperature < math.inf:
+            raise InputError(f"--temperature {temperature} must be a number above 0")
+        if not math.isfinite(entropy_weight):
+            raise InputError(f"--entropy-weight {entropy_weight} must be a finite number")
         self.temperature, self.entropy_weight, self.is_calibrated = temperature, entropy_weight, is_calibrated
         self.scores, self.gates = RunningMean(), RunningMean()
 

@@ -144,7 +144,12 @@ class NiahSelection:
         """Let the model answer one needle question and count the trial if it is right; returns what it wrote."""
         question = f"{needle.text}\n\nAnswer from the text above in a few words. {needle.question}"
         prompt_ids, span = self._encode(neutralise(question, self.generator.special_tokens), needle)
-        tokenizer, model = self.generator.tokenizer, self.generator.model
+        tokenizer, model, limit = self.generator.tokenizer, self.generator.model, self.generator.max_length
+        if limit is not None and len(prompt_ids) + self.max_new_tokens > limit:
+            raise InputError(
+                f"niah: a haystack and its question take {len(prompt_ids)} tokens, and the model's context is {limit} with the answer; "
+                "give shorter haystacks (--haystack-words)"
+            )
         own = model.generation_config.eos_token_id
         stop = {tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None}
         written, positions = decode(model, prompt_ids, max_new_tokens=self.max_new_tokens, stop_ids=stop)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from typing import TypeVar
 
 from headrank.errors import InputError
@@ -81,7 +81,7 @@ def seed(text: str) -> int:
     return int(text)
 
 
-def progress(items: Iterable[Item], *, total: int | None = None, description: str = "", unit: str = "it") -> Iterator[Item]:
+def progress(items: Iterable[Item], *, total: int | None = None, description: str = "", unit: str = "it") -> Generator[Item, None, None]:
     """A progress bar on stderr with rate and remaining time, from the first item on: no error message is glued to an empty bar."""
     from tqdm import tqdm
 

@@ -7,12 +7,14 @@ until the run is complete. On several GPUs or processes: torchrun --nproc-per-no
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
+import itertools
 import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +76,10 @@ def run(args: argparse.Namespace) -> int:
     started = time.perf_counter()
     rankers = _build_rankers(args, targets) if pending or (rank == 0 and any(target.meta for target in targets)) else []
     loaded = time.perf_counter()
-    bar = options.progress(
-        _batches(pending, args.batch_size), total=-(-len(pending) // args.batch_size), description="rerank", unit="batch"
-    )
-    for batch in bar if rank == 0 else _batches(pending, args.batch_size):
-        store.add(_score(rankers, batch))
+    bar = options.progress(pending, total=len(pending), description="rerank", unit="query")
+    with contextlib.closing(bar):  # an error has its line to itself
+        for batch in _batches(bar if rank == 0 else pending, args.batch_size):
+            store.add(_score(rankers, batch))
     store.close()
     _barrier(world_size)
     if rank == 0:
@@ -152,9 +153,10 @@ def _requests(args: argparse.Namespace) -> list[Request]:
     return requests
 
 
-def _batches(requests: list[Request], size: int) -> Iterator[list[Request]]:
-    for start in range(0, len(requests), size):
-        yield requests[start : start + size]
+def _batches(requests: Iterable[Request], size: int) -> Iterator[list[Request]]:
+    left = iter(requests)
+    while batch := list(itertools.islice(left, size)):
+        yield batch
 
 
 def _build_rankers(args: argparse.Namespace, targets: Sequence[Target]) -> list[Any]:

@@ -8,6 +8,7 @@ what it was computed from) and a picture of the head map beside it. The same inp
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import logging
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrank.commands import options
 from headrank.errors import InputError
+from headrank.files import require_writable
 from headrank.formats import Collection, iterate_corpus
 
 if TYPE_CHECKING:
@@ -91,6 +93,10 @@ def run(args: argparse.Namespace) -> int:
     if args.permutations < 0:
         raise InputError(f"--permutations {args.permutations} must not be negative")
     methods = list(POLICIES) if args.method == "all" else [args.method]
+    for path in (_output_path(args, method) for method in methods):
+        if path.is_dir():
+            raise InputError(f"{path}: cannot be written, it is a folder; give the name of a file")
+        require_writable(path)
     results = []
     if methods != ["niah"]:
         results += _attention_selection(args, [method for method in methods if method != "niah"])
@@ -110,9 +116,12 @@ def _attention_selection(args: argparse.Namespace, methods: list[str]) -> list[H
     policies = [_policy(method, args, contexts) for method in methods]
     reader = _load_reader(args)
     num_layers = _pruned(reader.num_layers, args.prune)
+    if (args.top_k or 0) > num_layers * reader.num_heads:
+        raise InputError(f"--top-k {args.top_k} is more than the {num_layers * reader.num_heads} heads of the {num_layers} layers read")
     cache = StatisticsCache(args.cache, model_fingerprint(reader)) if args.cache else None
     bar = options.progress(contexts, total=len(contexts), description="select-heads", unit="list")
-    facts = accumulate(reader, bar, policies, num_layers=num_layers, batch_size=args.batch_size, cache=cache)
+    with contextlib.closing(bar):  # an error has its line to itself
+        facts = accumulate(reader, bar, policies, num_layers=num_layers, batch_size=args.batch_size, cache=cache)
     source = {"collections": sorted({context.collection for context in contexts}), **facts}
     settings = {"depth": args.depth, "permutations": args.permutations, "seed": args.seed, "layers_read": num_layers}
     settings["with_retriever_order"] = not (args.permutations and args.no_retriever_order)

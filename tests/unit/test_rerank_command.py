@@ -308,6 +308,22 @@ def test_two_methods_never_write_one_file(model: Path, collection: Path, tmp_pat
     assert "would be written twice" in capsys.readouterr().err
 
 
+def test_a_failure_has_its_line_to_itself_and_leaves_no_empty_file(
+    model: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (collection / "queries.tsv").write_text("".join(f"q{i}\t{'flea ' * 3000}\n" for i in range(6)))
+    assert main(arguments(model, collection, tmp_path / "out.txt")) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("headrank rerank: query 'flea")
+    assert [path.name for path in tmp_path.iterdir()] == ["toy"]
+
+
+def test_the_bar_counts_queries_whatever_the_batch(
+    model: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments(model, collection, tmp_path / "out.txt", "--batch-size", "4")) == 0
+    assert "6/6" in capsys.readouterr().err
+
+
 def test_brackets_in_the_name_of_the_output_are_letters(model: Path, collection: Path, tmp_path: Path) -> None:
     assert main(arguments(model, collection, tmp_path / "run[1].txt", "--depth", "3")) == 0
     assert [path.name for path in tmp_path.glob("run*")] == ["run[1].txt"]

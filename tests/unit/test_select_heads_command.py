@@ -137,6 +137,9 @@ def test_a_picture_of_the_head_map_lies_beside_the_file(model, collection, tmp_p
         (["--top-k", "99"], "--top-k 99"),
         (["--prune", "1"], "--prune"),
         (["--temperature", "0"], "--temperature"),
+        (["--temperature", "nan"], "--temperature"),
+        (["--entropy-weight", "inf"], "--entropy-weight"),
+        (["--method", "niah", "--haystack-words", "3000", "--needles", "1"], "--haystack-words"),
         (["--permutations", "-1"], "--permutations"),
         (["--collection", "nowhere"], "nowhere"),
         (["--only", "missing.txt"], "missing.txt"),
@@ -147,6 +150,23 @@ def test_a_users_error_is_one_line_and_code_2(model, collection, tmp_path, capsy
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("headrank select-heads:") and message in error
     assert not (tmp_path / "heads.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("output", "more", "message"),
+    [
+        ("heads.json", ["--top-k", "17", "--prune", "0.5"], "16 heads of the 2 layers"),
+        (".", [], "it is a folder"),
+        ("file/heads.json", [], "cannot be written"),
+    ],
+)
+def test_what_would_fail_at_the_end_fails_before_the_first_forward(
+    model, collection, tmp_path, capsys, monkeypatch, output, more, message
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("headrank.selection.accumulate", lambda *_, **__: pytest.fail("a list was read"))
+    assert select(model, collection, tmp_path / output, *more) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_every_method_of_the_table_gives_complete_lists(model, collection, tmp_path) -> None:
