@@ -177,7 +177,8 @@ def _copy_companions(request: ExportRequest, partial: Path) -> None:
 
 
 def _write_headrank_files(request: ExportRequest, partial: Path, heads: HeadSet, facts: Mapping[str, Any], num_bytes: int) -> None:
-    values = {"format": FORMAT, "heads": heads.to_dict(), "is_truncated": request.is_truncated, "training": dict(facts)}
+    shown = {**heads.to_dict(), "model": Path(heads.model).name if os.path.isabs(heads.model) else heads.model}
+    values = {"format": FORMAT, "heads": shown, "is_truncated": request.is_truncated, "training": dict(facts)}
     write_json(partial / "headrank.json", values)
     card = model_card(
         request.name,

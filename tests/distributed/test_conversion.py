@@ -86,7 +86,7 @@ def test_an_import_by_several_processes_loads_at_any_size_whole_or_truncated(mod
 @pytest.fixture(scope="module")
 def trained(models, tmp_path_factory):
     place = tmp_path_factory.mktemp("trained")
-    heads = HeadSet(HEADS, "headrank", "tiny", 4, 8)
+    heads = HeadSet(HEADS, "headrank", str(models["tied-g2"]), 4, 8)
     context = PromptEncoder(tiny_tokenizer(), heads.prompt).encode(QUERY, [("", text) for text in DOCUMENTS])
     scores, weights = run_ranks(conversion_ranks.train_and_export, 2, models["tied-g2"], [context], heads, place)[0]
     return place, scores[0], weights
@@ -132,6 +132,7 @@ def test_headrank_json_and_the_model_card_state_heads_prompt_and_training(traine
     assert (values["format"], values["is_truncated"]) == ("headrank/1", kind == "short")
     assert (heads.heads, heads.l_max, values["heads"]["prompt_hash"]) == (HEADS, 2, heads.prompt.hash)
     assert values["training"]["progress"] == {"iteration": 3} and values["training"]["config"] == {"lr": 1e-3}  # without the path
+    assert values["heads"]["model"] == "tied-g2"  # without the path
     card = (place / kind / "README.md").read_text()
     assert "\npipeline_tag: text-ranking\n" in card and "HeadRankReranker.from_pretrained(snapshot_download(" in card
     assert "L1-H0, L1-H5, L2-H3, L2-H6" in card and str(place) not in card

@@ -24,6 +24,6 @@ def test_import_holds_one_copy_and_export_never_a_whole_one(place):
     copy = (place / "model" / "model.safetensors").stat().st_size
     assert copy > 180e6
     (growth,) = run_ranks(peak_of_import, 1, place / "tiny", place / "model", place / "megatron")
-    assert 0.9 * copy < growth < 1.6 * copy  # 1.36 was seen; 2.1 while the whole file stayed mapped
+    assert 0.9 * copy < growth < 1.6 * copy  # 1.36 was seen; 2.2 while the whole file stayed mapped
     (growth,) = run_ranks(peak_of_export, 1, place / "tiny", place / "model", place / "megatron", place / "hf")
     assert growth < 0.6 * copy  # 0.33 was seen
