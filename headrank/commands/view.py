@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from headrank.commands import options
 from headrank.errors import InputError
+from headrank.files import require_writable
 from headrank.formats import Collection, Qrels, Run, atomic_write, read_run
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Score one query in detail and write the page."""
+    require_writable(args.output)
     collection = options.open_collection(args)
     candidates, others = collection.run(), _other_runs(args.ranks)
     qrels = collection.qrels() if collection.qrels_path is not None else None

@@ -126,3 +126,8 @@ def test_bad_input_is_one_line(
     assert view(model, collection, tmp_path / "view.html", *arguments) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "view.html").exists()
+
+
+def test_a_page_that_could_not_be_written_is_refused_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["view", "--collection", "nowhere", "--model", "nowhere", "--query", "1", "--output", "/proc/no/view.html"]) == 2
+    assert "/proc/no/view.html: cannot be written" in capsys.readouterr().err
