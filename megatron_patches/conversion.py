@@ -1,7 +1,8 @@
 """Whole checkpoints: Hugging Face -> Megatron and back, layer by layer, in one process or in many.
 
 Neither direction builds a model: import hands the fused tensors to torch_dist as they are, export streams them into
-safetensors. Peak memory is one copy of the weights at import (divided by the processes) and one layer at export.
+safetensors. Peak memory is little more than one copy of the weights at import (divided by the processes) and about two of the
+largest tensor at export.
 """
 
 from __future__ import annotations
