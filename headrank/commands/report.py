@@ -108,12 +108,13 @@ def _report_heads(args: argparse.Namespace) -> list[Path]:
 
     sets = _load_heads(args.heads)
     output = Path(args.output or Path(args.heads[-1].rpartition("=")[2]).parent / "report")
+    change = compare_heads(*sets.values()) if len(sets) == 2 else None  # refuses before anything is drawn
     page = Page(args.title or "Core heads: " + ", ".join(sets))
     page.add("Core heads", head_blocks(sets, output / "figures"))
     written = []
-    if len(sets) == 2:
-        (before, first), (after, second) = sets.items()
-        write_head_table(compare_heads(first, second), before, after, output / "heads.tex")
+    if change is not None:
+        before, after = sets
+        write_head_table(change, before, after, output / "heads.tex")
         written.append(output / "heads.tex")
     return [*written, *page.write(output, "heads")]
 

@@ -15,6 +15,7 @@ from headrank.evaluation.cells import find_cells
 from headrank.evaluation.comparison import Settings
 from headrank.evaluation.training_curves import read_training_log
 from headrank.evaluation.verdict import choose_challenger, hold_contest, label_cells, moved_most, verdict
+from headrank.heads import HeadSet
 from tests.result_cells import make_cell, make_heads, make_matrix
 
 BEFORE = ((11, 2), (11, 3), (16, 7), (21, 9))
@@ -292,3 +293,11 @@ def test_costs_count_only_benchmarks_that_every_reranker_has(tmp_path: Path) -> 
     on_dl19 = {cell.method: cell.value("nDCG@10") for cell in cells if cell.benchmark == "dl19"}
     assert {point.method: point.value for point in points} == {method: value for method, value in on_dl19.items() if method != "bm25"}
     assert levels == {"bm25": on_dl19["bm25"]}
+
+
+def test_heads_of_two_architectures_are_refused_before_anything_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    HeadSet(((0, 1),), "entropy", "small", 4, 8).save(tmp_path / "small.json")
+    HeadSet(((0, 1),), "entropy", "large", 6, 8).save(tmp_path / "large.json")
+    arguments = ["--heads", str(tmp_path / "small.json"), str(tmp_path / "large.json"), "--output", str(tmp_path / "report")]
+    assert main(["report", *arguments]) == 2
+    assert "cannot be compared" in capsys.readouterr().err and not (tmp_path / "report").exists()

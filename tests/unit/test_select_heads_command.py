@@ -139,7 +139,7 @@ def test_a_picture_of_the_head_map_lies_beside_the_file(model, collection, tmp_p
         (["--temperature", "0"], "--temperature"),
         (["--temperature", "nan"], "--temperature"),
         (["--entropy-weight", "inf"], "--entropy-weight"),
-        (["--method", "niah", "--haystack-words", "3000", "--needles", "1"], "--haystack-words"),
+        (["--method", "niah", "--haystack-words", "3000", "--needles", "1"], "a haystack and its question take"),
         (["--permutations", "-1"], "--permutations"),
         (["--collection", "nowhere"], "nowhere"),
         (["--only", "missing.txt"], "missing.txt"),
