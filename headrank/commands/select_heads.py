@@ -241,9 +241,8 @@ def _write(heads: HeadSet, path: Path, with_picture: bool) -> None:
     heads.save(path)
     pictures = _draw(heads, path) if with_picture else []
     columns = [name for name in heads.table[0] if name not in ("rank", "name", "layer", "head", "is_chosen")]
-    print(
-        f"{heads.method}: {len(heads.heads)} of {len(heads.table)} heads, l_max {heads.l_max}: {heads.l_max + 1} of {heads.num_layers} layers are computed"
-    )
+    depth = f"l_max {heads.l_max}: {heads.l_max + 1} of {heads.num_layers} layers are computed"
+    print(f"{heads.method}: {len(heads.heads)} of {len(heads.table)} heads, {depth}")
     print(f"{'rank':>4}  {'head':<8}" + "".join(f"{name:>12}" for name in columns))
     for row in heads.table[: len(heads.heads)]:
         print(f"{row['rank']:>4}  {row['name']:<8}" + "".join(f"{row[name]:>12.5g}" for name in columns))
