@@ -14,7 +14,7 @@ OUTPUT=${OUTPUT:-runs/demo}
 TRAIN_QUERIES=${TRAIN_QUERIES:-$COLLECTION/train.qids}
 HELD_OUT_QUERIES=${HELD_OUT_QUERIES:-$COLLECTION/heldout.qids}
 SELECTION_PER_TOPIC=${SELECTION_PER_TOPIC:-1}  # training queries of each topic that head selection looks at
-PRUNE=${PRUNE:-0.4}  # HeadRank's heads come from the lower 60% of the layers: a shorter training step and prefill
+PRUNE=${PRUNE:-0.3}  # HeadRank's heads come from the lower 70% of the layers: a shorter training step and prefill
 CORES=$(getconf _NPROCESSORS_ONLN)
 GIGABYTES=$(awk '/MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo 2>/dev/null || echo 16)
 export DEPTH=${DEPTH:-12} TP=${TP:-1} PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-3e-5} EPOCHS=${EPOCHS:-0.75} GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-2}
@@ -81,9 +81,11 @@ say "measures, report and viewer"
 run "${HEADRANK[@]}" evaluate --collection "$COLLECTION" --only "$HELD_OUT_QUERIES" --write-metrics --output "$OUTPUT/heldout/evaluation.txt" \
     "$OUTPUT"/heldout/{bm25,icr,core,headrank}
 run "${HEADRANK[@]}" report --run "$OUTPUT/heldout" --heads "before=$OUTPUT/heads.json" "after=$OUTPUT/round-1/heads.json" --collection "$COLLECTION" \
-    --output "$OUTPUT/report"
+    --output "$OUTPUT/report" &
+report=$!
 run "${HEADRANK[@]}" view --model "$OUTPUT/model" --collection "$COLLECTION" --query moved-most --ranks "HeadRank=$OUTPUT/heldout/headrank/run.txt" \
     --ranks "ICR=$OUTPUT/heldout/icr/run.txt" --depth "$DEPTH" --output "$OUTPUT/view.html"
+wait "$report"
 
 run "$PYTHON" examples/demo_table.py "$OUTPUT" --collection "$COLLECTION"
 say "done"
