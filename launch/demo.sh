@@ -65,8 +65,14 @@ say "CoRe heads of the untrained model; HeadRank's selection reads the same stat
 ((DRY_RUN)) || mkdir -p "$OUTPUT"
 ((DRY_RUN)) || awk -F'\t' -v most="$SELECTION_PER_TOPIC" 'seen[$2]++ < most' "$TRAIN_QUERIES" >"$OUTPUT/selection.qids"
 export MODEL COLLECTION OUTPUT TRAIN_QUERIES STATISTICS=$OUTPUT/head-statistics
-run "${HEADRANK[@]}" select-heads --method core --model "$MODEL" --collection "$COLLECTION" --only "$OUTPUT/selection.qids" --depth "$DEPTH" \
-    --permutations "$PERMUTATIONS" --no-retriever-order --cache "$STATISTICS" --no-picture --output "$OUTPUT/heads.core.json"
+core=("${HEADRANK[@]}" select-heads --method core --model "$MODEL" --collection "$COLLECTION" --only "$OUTPUT/selection.qids" --depth "$DEPTH"
+    --permutations "$PERMUTATIONS" --no-retriever-order --cache "$STATISTICS" --no-picture --output "$OUTPUT/heads.core.json")
+if [[ -f $OUTPUT/heads.core.json && -f $OUTPUT/.core-command && $(<"$OUTPUT/.core-command") == "${core[*]}" && ! $COLLECTION/qrels.txt -nt $OUTPUT/heads.core.json ]]; then
+    echo "[core heads] done before: $OUTPUT/heads.core.json"
+else
+    run "${core[@]}"
+    ((DRY_RUN)) || echo "${core[*]}" >"$OUTPUT/.core-command"
+fi
 
 say "phases 1-5: ALPS pairs, head selection, training at TP $TP on $NPROC processes, re-selection, export"
 export SELECT_FLAGS="--only $OUTPUT/selection.qids --no-retriever-order --prune $PRUNE"
