@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if config.save is not None and rank == 0:
         require_writable(Path(config.save) / METRICS_FILE)
     device.initialize(config.tensor_parallel, seed=config.seed, timeout_minutes=config.distributed_timeout_minutes)
+    device.keep_freed_memory()
     prepared, batches = prepare_run(config, shape, heads)
     is_complete = train(prepared, batches, started)
     prepared.finish(is_complete)

@@ -33,8 +33,9 @@ from transformers.masking_utils import sdpa_mask
 
 from headrank.commands.options import resolve_model
 from headrank.heads import HeadSet
+from headrank.model_config import load_config, truncate_config
 from headrank.prompt import PromptTemplate
-from headrank.reader import load_config, quiet_loading, truncate_config
+from headrank.reader import quiet_loading
 from headrank.reranker import HeadRankReranker
 from headrank.spans import PromptEncoder
 

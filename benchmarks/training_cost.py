@@ -66,6 +66,7 @@ class Trainer:
         names = ["--headrank-model", model, "--headrank-heads", "-", "--train-data-path", "-", "--lr", "1e-6", "--train-iters", "1000"]
         self.config = config_from(parse_arguments([*names, *flags]), int(os.environ.get("WORLD_SIZE", "1")))
         device.initialize(self.config.tensor_parallel)
+        device.keep_freed_memory()
         self.shape = ModelShape.from_hf(model)
         self.heads: HeadSet = heads_up_to(last_layer, self.shape.layers, self.shape.heads)
         self.policy = build_policy(self.config, self.shape, self.heads)

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoTokenizer
 
 from headrank.attention import batch_contexts
 from headrank.capture import Capture, ExitEarly, register
 from headrank.errors import InputError
-from headrank.files import read_json
+from headrank.model_config import first_line, load_config, text_config, truncate_config
 from headrank.placement import place
 from headrank.prompt import PromptTemplate
 from headrank.spans import EncodedContext, PromptEncoder
@@ -35,7 +35,7 @@ class AttentionReader:
     ) -> None:
         """``num_layers`` is the depth of the whole model; ``model`` may hold fewer layers."""
         self.model, self.tokenizer, self.name, self.num_layers = model, tokenizer, name, num_layers
-        self.config = _text_config(model.config)
+        self.config = text_config(model.config)
         self.num_heads = int(self.config.num_attention_heads)
         self.loaded_layers = int(self.config.num_hidden_layers)
         self.encoder = PromptEncoder(tokenizer, prompt, max_length)
@@ -59,7 +59,7 @@ class AttentionReader:
         """Load a directory or hub name; with ``last_layer`` the layers above it are not even read from the file."""
         device, dtype = place(device, dtype)
         config = load_config(model)
-        text = _text_config(config)
+        text = text_config(config)
         num_layers = int(text.num_hidden_layers)
         if last_layer is not None:
             truncate_config(text, last_layer + 1)
@@ -96,7 +96,7 @@ def load_complete(auto: Any, model: str | Path, kind: str, **options: Any) -> tu
             tokenizer = AutoTokenizer.from_pretrained(model)
             loaded, report = auto.from_pretrained(model, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise InputError(f"{model}: cannot be loaded as a {kind} ({_first_line(error)}); are its files complete?") from error
+        raise InputError(f"{model}: cannot be loaded as a {kind} ({first_line(error)}); are its files complete?") from error
     unfit = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
     if unfit:
         raise InputError(
@@ -106,49 +106,6 @@ def load_complete(auto: Any, model: str | Path, kind: str, **options: Any) -> tu
     if not tokenizer("relevant", add_special_tokens=False)["input_ids"]:
         raise InputError(f"{model}: the tokenizer knows no words; is tokenizer.json missing?")
     return tokenizer, loaded
-
-
-def load_config(model: str | Path) -> Any:
-    """The model's configuration; a missing model is one clear line."""
-    try:
-        return AutoConfig.from_pretrained(model)
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(
-            f"{model}: no model there ({_first_line(error)}); give a Hugging Face directory, a hub name or 'embedded'"
-        ) from error
-
-
-def model_size(model: str | Path) -> tuple[int, int]:
-    """(layers, query heads) of a model, from its configuration alone."""
-    config = _text_config(load_config(model))
-    return int(config.num_hidden_layers), int(config.num_attention_heads)
-
-
-def _text_config(config: Any) -> Any:
-    """The decoder's own configuration, also of a model that sees pictures as well."""
-    return config.get_text_config(decoder=True)
-
-
-def truncate_config(config: Any, num_layers: int) -> None:
-    """Keep the first ``num_layers`` layers of a configuration, per-layer lists included."""
-    total = int(config.num_hidden_layers)
-    if num_layers > total:
-        raise InputError(f"layer {num_layers - 1} was asked for, but the model has only {total} layers")
-    for key, value in list(vars(config).items()):
-        if isinstance(value, list) and len(value) == total and key != "architectures":
-            setattr(config, key, value[:num_layers])
-    config.num_hidden_layers = num_layers
-
-
-def read_headrank_json(model: str | Path) -> dict[str, Any] | None:
-    """The headrank.json beside an exported model, or None for any other model."""
-    path = Path(model) / "headrank.json"
-    if not path.is_file():
-        return None
-    values = read_json(path)
-    if not isinstance(values, dict) or values.get("format") != "headrank/1":
-        raise InputError(f"{path}: not a headrank/1 file; export the model again with 'headrank export-hf'")
-    return values
 
 
 class quiet_loading:
@@ -164,7 +121,3 @@ class quiet_loading:
         transformers.logging.set_verbosity(self.level)
         if self.bar:
             transformers.logging.enable_progress_bar()
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -18,9 +18,11 @@ import torch
 
 from headrank.capture import Capture
 from headrank.errors import InputError
+from headrank.exported_model import read_headrank_json
 from headrank.heads import HeadSet, head_name
+from headrank.model_config import model_size
 from headrank.prompt import PromptTemplate
-from headrank.reader import AttentionReader, model_size, read_headrank_json
+from headrank.reader import AttentionReader
 from headrank.requests import ListScores
 from headrank.scores import calibrated_scores, kept_tokens, sum_over_documents
 from headrank.spans import EncodedContext

@@ -14,7 +14,7 @@ OUTPUT=${OUTPUT:-runs/demo}
 TRAIN_QUERIES=${TRAIN_QUERIES:-$COLLECTION/train.qids}
 HELD_OUT_QUERIES=${HELD_OUT_QUERIES:-$COLLECTION/heldout.qids}
 SELECTION_PER_TOPIC=${SELECTION_PER_TOPIC:-1}  # training queries of each topic that head selection looks at
-PRUNE=${PRUNE:-0.3}  # HeadRank's heads come from the lower 70% of the layers: a shorter training step and prefill
+PRUNE=${PRUNE:-0.3}  # heads come from the lower 70% of the layers: shorter forwards and training steps
 CORES=$(getconf _NPROCESSORS_ONLN)
 GIGABYTES=$(awk '/MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo 2>/dev/null || echo 16)
 export DEPTH=${DEPTH:-12} TP=${TP:-1} PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-3e-5} EPOCHS=${EPOCHS:-0.75} GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-2}
@@ -64,16 +64,16 @@ except InputError as error:
     print(f"demo.sh: {error}", file=sys.stderr)
     sys.exit(2)' "$MODEL" "$TP")
 
-say "CoRe heads of the untrained model; HeadRank's selection reads the same statistics"
+say "heads of the untrained model: CoRe's and HeadRank's, off the same forwards"
 ((DRY_RUN)) || mkdir -p "$OUTPUT"
 ((DRY_RUN)) || awk -F'\t' -v most="$SELECTION_PER_TOPIC" 'seen[$2]++ < most' "$TRAIN_QUERIES" >"$OUTPUT/selection.qids"
-export MODEL COLLECTION OUTPUT TRAIN_QUERIES STATISTICS=$OUTPUT/head-statistics
-once "$OUTPUT/heads.core.json" "$COLLECTION/qrels.txt" "${HEADRANK[@]}" select-heads --method core --model "$MODEL" --collection "$COLLECTION" \
-    --only "$OUTPUT/selection.qids" --depth "$DEPTH" --permutations "$PERMUTATIONS" --no-retriever-order --cache "$STATISTICS" --no-picture \
-    --output "$OUTPUT/heads.core.json"
-
-say "phases 1-5: ALPS pairs, head selection, training at TP $TP on $NPROC processes, re-selection, export"
+export MODEL COLLECTION OUTPUT TRAIN_QUERIES HEADS=$OUTPUT/heads.entropy.json
 export SELECT_FLAGS="--only $OUTPUT/selection.qids --no-retriever-order --prune $PRUNE"
+# shellcheck disable=SC2086
+once "$HEADS" "$COLLECTION/qrels.txt" "${HEADRANK[@]}" select-heads --method core entropy --model "$MODEL" --collection "$COLLECTION" \
+    --depth "$DEPTH" --permutations "$PERMUTATIONS" $SELECT_FLAGS --output "$OUTPUT/heads.json"
+
+say "ALPS pairs, training at TP $TP on $NPROC processes, re-selection, export"
 launch/pipeline.sh --no-save-optim "$@" # a third of the disk; a stopped demo trains again from the start
 
 say "reranking the held-out queries"
@@ -84,7 +84,7 @@ cell headrank "$OUTPUT/model/config.json" --method headrank --model "$OUTPUT/mod
 say "measures, report and viewer"
 run "${HEADRANK[@]}" evaluate --collection "$COLLECTION" --only "$HELD_OUT_QUERIES" --write-metrics --output "$OUTPUT/heldout/evaluation.txt" \
     "$OUTPUT"/heldout/{bm25,icr,core,headrank}
-run "${HEADRANK[@]}" report --run "$OUTPUT/heldout" --heads "before=$OUTPUT/heads.json" "after=$OUTPUT/round-1/heads.json" --collection "$COLLECTION" \
+run "${HEADRANK[@]}" report --run "$OUTPUT/heldout" --heads "before=$HEADS" "after=$OUTPUT/round-1/heads.json" --collection "$COLLECTION" \
     --output "$OUTPUT/report" &
 report=$!
 run "${HEADRANK[@]}" view --model "$OUTPUT/model" --collection "$COLLECTION" --query moved-most --ranks "HeadRank=$OUTPUT/heldout/headrank/run.txt" \

@@ -14,6 +14,7 @@ COLLECTION=${COLLECTION:-examples/collection}  # one or more folders, separated 
 OUTPUT=${OUTPUT:-runs/pipeline}
 TRAIN_QUERIES=${TRAIN_QUERIES:-}               # file of query ids to train on; empty: all but the held-out ones
 HELD_OUT=${HELD_OUT:-}                         # file of query ids for held-out NDCG@10; empty: none, the last checkpoint is taken
+HEADS=${HEADS:-}                               # heads.json to train; empty: selected here, on the training queries
 ROUNDS=${ROUNDS:-1}
 DEPTH=${DEPTH:-20}                             # candidates in a training list (the paper: 100)
 TOP_K=${TOP_K:-8}
@@ -60,7 +61,7 @@ HEADRANK=("$PYTHON" -m headrank)
 # phase NAME ARTEFACT MARKER COMMAND...: run COMMAND unless ARTEFACT/MARKER exists and the stamp says that this very command made it
 # from these very inputs. What another command began is removed first; what this one began is continued.
 CHAIN=
-((DRY_RUN)) || CHAIN=$(cat "${folders[@]/%//qrels.txt}" "${folders[@]/%//run.bm25.txt}" ${HELD_OUT:+"$HELD_OUT"} ${TRAIN_QUERIES:+"$TRAIN_QUERIES"} | cksum)
+((DRY_RUN)) || CHAIN=$(cat "${folders[@]/%//qrels.txt}" "${folders[@]/%//run.bm25.txt}" ${HELD_OUT:+"$HELD_OUT"} ${TRAIN_QUERIES:+"$TRAIN_QUERIES"} ${HEADS:+"$HEADS"} | cksum)
 phase() {
     local name=$1 artefact=$2 marker=$2/$3 stamp="$OUTPUT/.phases/$1"; shift 3
     CHAIN=$(printf '%s\n' "$CHAIN" "$name" "$@" | cksum)
@@ -97,9 +98,10 @@ if [[ -n $HELD_OUT ]]; then
     phase 1-held-out "$OUTPUT/held-out" pairs.summary.json \
         "${HEADRANK[@]}" pairs "${COLLECTIONS[@]}" --only "$HELD_OUT" --depth "$DEPTH" --output "$OUTPUT/held-out"
 fi
-phase 2-heads "$OUTPUT/heads.json" "" "${SELECT[@]}" --model "$MODEL" --output "$OUTPUT/heads.json"
+heads=${HEADS:-$OUTPUT/heads.json}
+[[ -n $HEADS ]] || phase 2-heads "$heads" "" "${SELECT[@]}" --model "$MODEL" --output "$heads"
 
-base=$MODEL heads=$OUTPUT/heads.json
+base=$MODEL
 for ((round = 1; round <= ROUNDS; round++)); do
     here="$OUTPUT/round-$round" origin=$base
     phase "3-train.$round" "$here/train" training_complete.json "${TRAIN[@]}" "${DISTRIBUTED_ARGS[@]}" "${TRAINING_ARGS[@]}" "${DATA_ARGS[@]}" \
@@ -112,8 +114,8 @@ for ((round = 1; round <= ROUNDS; round++)); do
     base=$here/hf
 done
 
-FINAL=()
+FINAL=(--exported "$base") # its weights are the final ones already
+((!TRUNCATE)) || FINAL=(--checkpoint "$OUTPUT/round-$ROUNDS/train$best" --truncate)
 ((!RESELECT)) || FINAL+=(--heads "$heads")
-((!TRUNCATE)) || FINAL+=(--truncate)
-phase 5-export "$OUTPUT/model" config.json "${EXPORT[@]}" --checkpoint "$OUTPUT/round-$ROUNDS/train$best" --base "$origin" --output "$OUTPUT/model" "${FINAL[@]}"
+phase 5-export "$OUTPUT/model" config.json "${EXPORT[@]}" "${FINAL[@]}" --base "$origin" --output "$OUTPUT/model"
 ((DRY_RUN)) || echo "[done] $OUTPUT/model: rerank with 'headrank rerank --model $OUTPUT/model --collection ...'"

@@ -28,10 +28,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from headrank.errors import InputError
 from headrank.files import atomic_write
+from megatron_patches.checkpoint_writers import prepare_writers
 from megatron_patches.model import HeadRankModel
 from megatron_patches.optimizer_state import ensure_adam_state, load_optimizer_state
 from megatron_patches.shape import ModelShape
-from megatron_patches.writer_queue import prepare_writer_queue
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def write_checkpoint(root: str | Path, iteration: Iteration, state: ShardedState
     if is_first:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-    prepare_writer_queue()
+    prepare_writers()
     torch.distributed.barrier()
     common = {"checkpoint_version": 3.0, "iteration": 0 if iteration == "release" else iteration, "headrank": dict(about)}
     try:

@@ -21,9 +21,8 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing
 
 from headrank.errors import InputError
-from headrank.files import write_json
+from headrank.exported_model import check_output, copy_companions, hidden_beside, put_in_place, write_failed, write_headrank_files
 from headrank.heads import HeadSet
-from headrank.model_card import model_card
 from headrank.provenance import versions
 from megatron_patches.checkpoint import checkpoint_directory
 from megatron_patches.conversion import CheckpointTensors, HfTensors, write_weights
@@ -31,19 +30,6 @@ from megatron_patches.safetensors_files import SafetensorsReader
 from megatron_patches.shape import ModelShape
 
 logger = logging.getLogger(__name__)
-
-FORMAT = "headrank/1"
-_COPIED = (
-    "tokenizer*",
-    "vocab*",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template*",
-    "*.model",
-    "LICENSE*",
-    "NOTICE*",
-)
 
 
 @dataclass(frozen=True)
@@ -84,10 +70,19 @@ def export_hf(request: ExportRequest, *, report: Any = iter) -> HeadSet | None:
         dist.barrier()
         if rank == 0:
             _check_written(partial, tensors, request.dtype)
-            _copy_companions(request, partial)
+            copy_companions(request.base, partial, can_generate=not request.is_truncated)
             facts = training_facts(common, about)
             if heads is not None:
-                _write_headrank_files(request, partial, heads, facts, num_bytes)
+                write_headrank_files(
+                    partial,
+                    heads,
+                    facts,
+                    name=request.name,
+                    base=request.base,
+                    base_name=request.base_name,
+                    is_truncated=request.is_truncated,
+                    num_bytes=num_bytes,
+                )
             _write_config(request, partial, shape, num_layers)
     return heads
 
@@ -123,13 +118,8 @@ def _check_same_model(directory: Path, about: Mapping[str, Any], shape: ModelSha
 @contextlib.contextmanager
 def _finished_directory(request: ExportRequest) -> Iterator[Path]:
     """A hidden sibling of the output that takes its name on success and vanishes on failure. Collective."""
-    output, is_first = request.output.absolute(), dist.get_rank() == 0
-    partial, replaced = output.with_name(f".{output.name}.partial"), output.with_name(f".{output.name}.replaced")
-    if output.exists() and not output.is_dir():
-        raise InputError(f"--output {request.output}: is a file; give the name of a directory")
-    if output.exists() and any(output.iterdir()) and not request.can_overwrite:
-        raise InputError(f"--output {request.output}: already exists; remove it, choose another or give --overwrite")
-    _refuse_to_replace_sources(request, output)
+    is_first, partial = dist.get_rank() == 0, hidden_beside(request.output)
+    check_output(request.output, request.can_overwrite, {"--checkpoint": request.checkpoint, "--base": request.base})
     if is_first:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -140,24 +130,11 @@ def _finished_directory(request: ExportRequest) -> Iterator[Path]:
         if is_first:
             shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, OSError) and error.filename is None:  # of a write, not of a name
-            raise InputError(
-                f"--output {request.output}: cannot be written ({error.strerror or error}); make room or choose another"
-            ) from error
+            raise write_failed(request.output, error) from error
         raise
     if is_first:
-        shutil.rmtree(replaced, ignore_errors=True)
-        if output.exists():
-            output.rename(replaced)
-        partial.rename(output)
-        shutil.rmtree(replaced, ignore_errors=True)
+        put_in_place(partial, request.output)
     dist.barrier()
-
-
-def _refuse_to_replace_sources(request: ExportRequest, output: Path) -> None:
-    """--overwrite removes the whole directory, which must not hold what is being read."""
-    for flag, source in (("--checkpoint", request.checkpoint), ("--base", request.base)):
-        if output.resolve() in (source.resolve(), *source.resolve().parents):
-            raise InputError(f"--output {request.output}: holds {flag} {source}, which would be removed; choose another directory")
 
 
 def _check_written(partial: Path, tensors: HfTensors, dtype: torch.dtype | None) -> None:
@@ -166,41 +143,6 @@ def _check_written(partial: Path, tensors: HfTensors, dtype: torch.dtype | None)
         for name, (kind, size) in tensors.layout(dtype).items():
             if name not in written or written.shape(name) != size or written.dtype(name) != kind:
                 raise InputError(f"{partial}: tensor {name!r} was not written as planned; is the disk full?")
-
-
-def _copy_companions(request: ExportRequest, partial: Path) -> None:
-    patterns = _COPIED if request.is_truncated else (*_COPIED, "generation_config.json")
-    for pattern in patterns:
-        for path in sorted(request.base.glob(pattern)):
-            if path.is_file():
-                shutil.copyfile(path, partial / path.name)
-
-
-def _write_headrank_files(request: ExportRequest, partial: Path, heads: HeadSet, facts: Mapping[str, Any], num_bytes: int) -> None:
-    shown = {**heads.to_dict(), "model": Path(heads.model).name if os.path.isabs(heads.model) else heads.model}
-    values = {"format": FORMAT, "heads": shown, "is_truncated": request.is_truncated, "training": dict(facts)}
-    write_json(partial / "headrank.json", values)
-    card = model_card(
-        request.name,
-        request.base_name,
-        heads,
-        is_truncated=request.is_truncated,
-        training=facts,
-        license_name=_license_of(request.base),
-        num_bytes=num_bytes,
-    )
-    (partial / "README.md").write_text(card, encoding="utf-8")
-
-
-def _license_of(base: Path) -> str | None:
-    """The license line of the base model's own card, if it has one."""
-    card = base / "README.md"
-    if not card.is_file():
-        return None
-    for line in card.read_text(encoding="utf-8", errors="replace").splitlines()[:100]:
-        if line.startswith("license:"):
-            return line.removeprefix("license:").strip() or None
-    return None
 
 
 def _write_config(request: ExportRequest, partial: Path, shape: ModelShape, num_layers: int | None) -> None:

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from data_tools.training_set import Sample, TrainingSet
 from headrank.errors import InputError
 from headrank.heads import HeadSet, head_name
-from headrank.reader import load_config
+from headrank.model_config import load_config
 from headrank.spans import PromptEncoder
 from megatron_patches import device
 from megatron_patches.assembly import build_optimizer, build_policy, data_parallel_rank, is_first_tensor_rank, saving_report, wrap_model

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from headrank.errors import InputError
-from headrank.reader import load_config
+from headrank.model_config import load_config
 
 FAMILIES = ("qwen3", "llama", "qwen2")
 

@@ -20,9 +20,10 @@ from jinja2 import TemplateError
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from headrank.errors import InputError
+from headrank.model_config import load_config
 from headrank.placement import place
 from headrank.prompt import control_tokens, neutralise
-from headrank.reader import load_complete, load_config
+from headrank.reader import load_complete
 
 _log = logging.getLogger(__name__)
 TOKENS_PER_IDENTIFIER = 8  # "[20] > " is at most this long in the tokenizers we know

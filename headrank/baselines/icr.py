@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from headrank.heads import HeadSet
+from headrank.model_config import load_config
 from headrank.prompt import PromptTemplate
-from headrank.reader import load_config
 
 
 def all_heads(model: str | Path, prompt: PromptTemplate | None = None) -> HeadSet:

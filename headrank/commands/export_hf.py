@@ -3,16 +3,19 @@
 A full export takes the layers that were not trained from the base model and loads with plain AutoModelForCausalLM; --truncate
 writes only the layers that reranking reads. Both load with HeadRankReranker. The checkpoint may have been written at any
 tensor-parallel size. torchrun --nproc-per-node N -m headrank export-hf ... writes the files of a sharded model in parallel.
+--exported DIR --heads FILE writes an exported model again with other heads: nothing is converted, the weights are copied.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrank.commands import options
+from headrank.errors import InputError
 
 if TYPE_CHECKING:
     from headrank.heads import HeadSet
@@ -20,14 +23,14 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `headrank export-hf`."""
-    parser.add_argument(
-        "--checkpoint", required=True, metavar="CKPT", help="checkpoint root (its latest iteration) or one iter_NNNNNNN directory"
-    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--checkpoint", metavar="CKPT", help="checkpoint root (its latest iteration) or one iter_NNNNNNN directory")
+    source.add_argument("--exported", metavar="DIR", help="directory that export-hf wrote before; copied, with the heads of --heads")
     parser.add_argument("--base", required=True, metavar="HF", help="the model that was trained: directory, hub name or 'embedded'")
     parser.add_argument("--output", required=True, metavar="DIR", help="directory to write; appears only when it is complete")
-    parser.add_argument("--heads", metavar="FILE", help="heads.json (default: the heads stored with the checkpoint)")
+    parser.add_argument("--heads", metavar="FILE", help="heads.json (default: the heads stored with the source)")
     parser.add_argument("--truncate", action="store_true", help="leave out every layer above the deepest head, and the output layer")
-    parser.add_argument("--max-shard-size", default="5GB", metavar="SIZE", help="largest safetensors file (default 5GB)")
+    parser.add_argument("--max-shard-size", metavar="SIZE", help="largest safetensors file (default 5GB)")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="type of the weights (default: the base model's)")
     parser.add_argument("--name", metavar="REPO", help="name in the model card, such as org/model (default: the output's name)")
     parser.add_argument("--base-name", metavar="REPO", help="name of the base model in the model card (default: from --base)")
@@ -37,11 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Export and say what was written."""
     from headrank.heads import HeadSet
-    from headrank.reader import load_config
+    from headrank.model_config import load_config
 
     heads = HeadSet.load(args.heads) if args.heads else None
     source = options.resolve_model(args.base)
     load_config(source)
+    if args.exported:
+        return _exchange_heads(args, heads, Path(source))
     import torch
 
     from megatron_patches import device
@@ -57,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         name=args.name or Path(args.output).absolute().name,
         heads=heads,
         is_truncated=args.truncate,
-        max_shard_size=parse_size(args.max_shard_size),
+        max_shard_size=parse_size(args.max_shard_size or "5GB"),
         dtype=getattr(torch, args.dtype) if args.dtype else None,
         can_overwrite=args.overwrite,
     )
@@ -68,6 +73,28 @@ def run(args: argparse.Namespace) -> int:
             print(_summary(request.output, used, args.truncate))
     finally:
         device.shutdown()
+    return 0
+
+
+def _exchange_heads(args: argparse.Namespace, heads: HeadSet | None, base: Path) -> int:
+    """The way without Megatron: the first process alone copies."""
+    from headrank.exported_model import exchange_heads
+
+    for flag, value in (("--truncate", args.truncate), ("--dtype", args.dtype), ("--max-shard-size", args.max_shard_size)):
+        if value:
+            raise InputError(f"--exported copies the weights as they are, so {flag} has no meaning with it; give --checkpoint")
+    if int(os.environ.get("RANK", "0")) == 0:
+        output = Path(args.output)
+        used = exchange_heads(
+            Path(args.exported),
+            heads,
+            output,
+            name=args.name or output.absolute().name,
+            base=base,
+            base_name=args.base_name or _base_name(args.base, base),
+            can_overwrite=args.overwrite,
+        )
+        print(f"{output}: the weights of {args.exported}, {len(used.heads)} heads")
     return 0
 
 

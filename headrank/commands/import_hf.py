@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Convert and say where the checkpoint is."""
-    from headrank.reader import load_config
+    from headrank.model_config import load_config
     from megatron_patches import device
 
     source = options.resolve_model(args.hf)

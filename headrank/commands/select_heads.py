@@ -2,7 +2,7 @@
 
 One forward a list serves every relevant document in it. Writes heads.json (ranked table of all heads, the chosen K, l_max,
 what it was computed from) and a picture of the head map beside it. The same input gives the same file, byte for byte.
---method all writes one file a method: heads.entropy.json, heads.core.json, heads.qr.json, ...
+Several methods (or all) share the forwards and write one file each: heads.entropy.json, heads.core.json, heads.qr.json, ...
 """
 
 from __future__ import annotations
@@ -37,7 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_prompt_arguments(parser)
     group = parser.add_argument_group("selection")
     group.add_argument("--output", metavar="FILE", required=True, help="heads.json to write; FILE's stem also names the picture")
-    group.add_argument("--method", choices=[*POLICIES, "all"], default="entropy", help="how heads are scored (default entropy: Eq. 2-4)")
+    group.add_argument(
+        "--method",
+        nargs="+",
+        choices=[*POLICIES, "all"],
+        default=["entropy"],
+        help="how heads are scored (default entropy: Eq. 2-4); several share the forwards",
+    )
     group.add_argument("--top-k", type=options.positive_int, metavar="K", help="heads to keep (default 8; 16 for qr and qr-ndcg)")
     group.add_argument("--depth", type=options.positive_int, default=40, metavar="N", help="candidates in a list (default 40)")
     _add_order_arguments(group)
@@ -92,8 +98,9 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--prune {args.prune} must be at least 0 and below 1")
     if args.permutations < 0:
         raise InputError(f"--permutations {args.permutations} must not be negative")
-    methods = list(POLICIES) if args.method == "all" else [args.method]
-    for path in (_output_path(args, method) for method in methods):
+    methods = list(POLICIES) if "all" in args.method else list(dict.fromkeys(args.method))
+    paths = {method: _output_path(args.output, method, is_one_of_several=len(methods) > 1) for method in methods}
+    for path in paths.values():
         if path.is_dir():
             raise InputError(f"{path}: cannot be written, it is a folder; give the name of a file")
         require_writable(path)
@@ -103,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     if "niah" in methods:
         results.append(_needle_selection(args))
     for heads in results:
-        _write(heads, _output_path(args, heads.method), not args.no_picture)
+        _write(heads, paths[heads.method], not args.no_picture)
     return 0
 
 
@@ -129,7 +136,8 @@ def _attention_selection(args: argparse.Namespace, methods: list[str]) -> list[H
 
 
 def _load_reader(args: argparse.Namespace) -> AttentionReader:
-    from headrank.reader import AttentionReader, load_config
+    from headrank.model_config import load_config
+    from headrank.reader import AttentionReader
 
     model = options.resolve_model(args.model)
     layers = int(load_config(model).get_text_config(decoder=True).num_hidden_layers)
@@ -230,10 +238,10 @@ def _head_set(
     )
 
 
-def _output_path(args: argparse.Namespace, method: str) -> Path:
+def _output_path(output: str, method: str, *, is_one_of_several: bool) -> Path:
     """heads.json, or heads.core.json when several methods are selected at once."""
-    path = Path(args.output)
-    return path if args.method != "all" else path.with_name(f"{path.stem}.{method}{path.suffix or '.json'}")
+    path = Path(output)
+    return path.with_name(f"{path.stem}.{method}{path.suffix or '.json'}") if is_one_of_several else path
 
 
 def _write(heads: HeadSet, path: Path, with_picture: bool) -> None:

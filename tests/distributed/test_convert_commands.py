@@ -27,6 +27,7 @@ def place(tmp_path_factory):
     make_tiny_model(place / "mistral", "mistral")
     HeadSet(((1, 3), (2, 5)), "headrank", "tiny", 4, 8).save(place / "heads.json")
     HeadSet(((1, 3), (9, 5)), "headrank", "tiny", 12, 8).save(place / "deep.json")
+    HeadSet(((0, 1), (3, 2)), "entropy", "tiny", 4, 8).save(place / "others.json")
     return place
 
 
@@ -34,11 +35,18 @@ def place(tmp_path_factory):
 def alone(place):
     at = str(place)
     base = ["export-hf", "--checkpoint", f"{at}/megatron", "--base", f"{at}/model", "--output"]
+    again = ["export-hf", "--base", f"{at}/model", "--exported"]
     commands = {
         "import": ["import-hf", "--hf", f"{at}/model", "--output", f"{at}/megatron", "--tensor-model-parallel-size", "4"],
         "full": [*base, f"{at}/full", "--heads", f"{at}/heads.json", "--name", "org/tiny"],
         "half": [*base, f"{at}/half", "--dtype", "bfloat16"],
         "short": [*base, f"{at}/short", "--heads", f"{at}/heads.json", "--truncate"],
+        "exchanged": [*again, f"{at}/full", "--output", f"{at}/exchanged", "--heads", f"{at}/others.json"],
+        "copied": [*again, f"{at}/short", "--output", f"{at}/copied"],
+        "exchanged deep": [*again, f"{at}/short", "--output", f"{at}/x", "--heads", f"{at}/others.json"],
+        "not exported": [*again, f"{at}/model", "--output", f"{at}/x", "--heads", f"{at}/others.json"],
+        "cut a copy": [*again, f"{at}/full", "--output", f"{at}/x", "--truncate"],
+        "over itself": [*again, f"{at}/full", "--output", f"{at}/full", "--overwrite"],
         "tp 3": ["import-hf", "--hf", f"{at}/model", "--output", f"{at}/x", "--tensor-model-parallel-size", "3"],
         "no model": ["import-hf", "--hf", f"{at}/nowhere", "--output", f"{at}/x"],
         "family": ["import-hf", "--hf", f"{at}/mistral", "--output", f"{at}/x"],
@@ -77,6 +85,17 @@ def test_full_and_truncated_exports_rank_alike(alone, place):
     assert full == short
 
 
+def test_an_export_is_written_again_with_other_heads_and_the_same_weights(alone, place):
+    assert alone["exchanged"][:2] == (0, f"{place}/exchanged: the weights of {place}/full, 2 heads\n")
+    before, after = tensors_of(place / "full"), tensors_of(place / "exchanged")
+    assert set(after) == set(before) and all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    about = {name: json.loads((place / name / "headrank.json").read_text()) for name in ("full", "exchanged", "short", "copied")}
+    assert about["exchanged"]["heads"]["heads"] == [[0, 1], [3, 2]] and about["full"]["heads"]["heads"] == [[1, 3], [2, 5]]
+    assert about["exchanged"]["training"] == about["full"]["training"] and about["copied"] == about["short"]
+    assert "L3-H2" in (place / "exchanged" / "README.md").read_text()
+    assert HeadRankReranker.from_pretrained(place / "exchanged", device="cpu").heads.l_max == 3
+
+
 @pytest.mark.parametrize(
     ("case", "words"),
     [
@@ -90,6 +109,10 @@ def test_full_and_truncated_exports_rank_alike(alone, place):
         ("other base", "ffn is 80, but"),
         ("deep heads", "L9-H5 does not exist"),
         ("size", "--max-shard-size 'big' is not a size"),
+        ("exchanged deep", "was cut to 3 layers, but a head is in layer 3; give --checkpoint"),
+        ("not exported", "has no headrank.json"),
+        ("cut a copy", "so --truncate has no meaning with it; give --checkpoint"),
+        ("over itself", "which would be removed; choose another directory"),
         ("exists", "full: already exists; remove it, choose another or give --overwrite"),
         ("file", "heads.json: is a file; give the name of a directory"),
         ("base", "which would be removed; choose another directory"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 from pathlib import Path
@@ -102,11 +103,17 @@ def test_killed_at_random_points_ten_times_it_ends_with_the_same_bits(forge, toy
             break
         kills += 1
     assert kills >= 10, "the run finished before it was killed ten times; give it more iterations"
+    assert not processes_that_write_to(broken / "log"), "checkpoint writers outlived their trainer"
     outcome = forge.run(flags(toy, broken, *more, iterations=iterations), broken / "log")
     assert outcome.codes == (0,), outcome.said
     assert digest(forge, broken, iterations) == digest(forge, whole, iterations)
     assert events(broken) == events(whole) and events(broken, "valid") == events(whole, "valid")
     assert json.loads((broken / "best_checkpoint.json").read_text()) == json.loads((whole / "best_checkpoint.json").read_text())
+
+
+def processes_that_write_to(log: Path) -> list[str]:
+    """Every process whose standard output is this file: a trainer's, and whatever it forked."""
+    return [str(link) for link in Path("/proc").glob("[0-9]*/fd/1") if os.path.realpath(link) == str(log.resolve())]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

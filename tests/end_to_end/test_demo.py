@@ -70,7 +70,7 @@ def test_the_demo_ends_with_a_table_and_paths_that_exist_and_does_nothing_twice(
     assert {label for label, _ in paths} >= {"report", "viewer", "model"}
     assert all(Path(path).exists() for _, path in paths)
     second = demo()
-    assert second.count("done before") == 10, "six phases, the heads of CoRe, three reranked cells"
+    assert second.count("done before") == 9, "the heads, five phases, three reranked cells"
     assert numbers(second) == numbers(first)
 
 

@@ -101,6 +101,27 @@ def test_a_second_round_trains_the_first_rounds_model_with_its_heads(pipeline):
     assert f"--base {pipeline.output}/round-1/hf" in calls[-1] and f"--heads {pipeline.output}/round-2/heads.json" in calls[-1]
 
 
+def test_given_heads_are_trained_and_not_selected_before(pipeline):
+    given = pipeline.folder / "given.json"
+    given.write_text("{}")
+    assert pipeline.run(HEADS=str(given))[:2] == (0, [*WHOLE[:2], *WHOLE[3:]])
+    assert f"--headrank-heads {given}" in pipeline.calls.read_text()
+    assert pipeline.run(HEADS=str(given))[1] == []
+    given.write_text("{ }")
+    assert pipeline.run(HEADS=str(given))[1] == [*WHOLE[:2], *WHOLE[3:]], "other heads, another training"
+
+
+def test_the_final_export_copies_what_the_last_round_wrote_unless_it_is_cut(pipeline):
+    pipeline.run()
+    last = pipeline.calls.read_text().splitlines()[-1]
+    assert f"--exported {pipeline.output}/round-1/hf" in last and f"--heads {pipeline.output}/round-1/heads.json" in last
+    pipeline.run(TRUNCATE="1")
+    last = pipeline.calls.read_text().splitlines()[-1]
+    assert f"--checkpoint {pipeline.output}/round-1/train/best --truncate" in last and "--exported" not in last
+    pipeline.run(RESELECT="0")
+    assert "--heads" not in pipeline.calls.read_text().splitlines()[-1], "the heads that were trained stay"
+
+
 def test_without_held_out_queries_the_last_checkpoint_is_exported(pipeline):
     _, made, _ = pipeline.run(HELD_OUT="")
     calls = pipeline.calls.read_text()

@@ -78,6 +78,14 @@ def test_all_methods_at_once_write_one_file_each(model, collection, tmp_path, mo
     assert found["heads.niah.json"].settings["answered"] == 2 and found["heads.niah.json"].source["haystack"] == "collection"
 
 
+def test_two_methods_share_the_forwards_and_choose_what_each_would_alone(model, collection, tmp_path) -> None:
+    assert select(model, collection, tmp_path / "heads.json", "--method", "core", "entropy", "core", "--no-picture") == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"heads.core.json", "heads.entropy.json"}
+    for method in ("core", "entropy"):
+        assert select(model, collection, tmp_path / "alone.json", "--method", method) == 0
+        assert (tmp_path / "alone.json").read_bytes() == (tmp_path / f"heads.{method}.json").read_bytes()
+
+
 def test_switches_reach_the_policy(model, collection, tmp_path) -> None:
     more = [
         "--temperature",

@@ -1,0 +1,50 @@
+"""A model's configuration, read without its weights, and cut to fewer layers if need be.
+
+No modelling code of transformers is imported, so that a trainer or a converter starts seconds sooner.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+
+from headrank.errors import InputError
+
+
+def load_config(model: str | Path) -> Any:
+    """The model's configuration; a missing model is one clear line."""
+    try:
+        return AutoConfig.from_pretrained(model)
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(
+            f"{model}: no model there ({first_line(error)}); give a Hugging Face directory, a hub name or 'embedded'"
+        ) from error
+
+
+def text_config(config: Any) -> Any:
+    """The decoder's own configuration, also of a model that sees pictures as well."""
+    return config.get_text_config(decoder=True)
+
+
+def model_size(model: str | Path) -> tuple[int, int]:
+    """(layers, query heads) of a model, from its configuration alone."""
+    config = text_config(load_config(model))
+    return int(config.num_hidden_layers), int(config.num_attention_heads)
+
+
+def truncate_config(config: Any, num_layers: int) -> None:
+    """Keep the first ``num_layers`` layers of a configuration, per-layer lists included."""
+    total = int(config.num_hidden_layers)
+    if num_layers > total:
+        raise InputError(f"layer {num_layers - 1} was asked for, but the model has only {total} layers")
+    for key, value in list(vars(config).items()):
+        if isinstance(value, list) and len(value) == total and key != "architectures":
+            setattr(config, key, value[:num_layers])
+    config.num_hidden_layers = num_layers
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says, on one line."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
