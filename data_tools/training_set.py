@@ -89,18 +89,27 @@ class TrainingSet:
 
     def sample(self, epoch: int, index: int) -> Sample:
         """The ``index``-th sample of an epoch (both from 0): the same for the same seed, whatever was asked before."""
-        place = self.order(epoch)[index]
-        context = int(np.searchsorted(self._starts, place, side="right")) - 1
+        context, chunk, slot = self._place(epoch, index)
         num_chunks = int(self._chunks[context])
-        if self.epoch_unit == "pairs":
-            cycle, chunk, turn = epoch, place - int(self._starts[context]), epoch + place - int(self._starts[context])
-        else:
-            (cycle, chunk), turn = divmod(epoch, num_chunks), epoch
+        cycle = epoch
+        if self.epoch_unit == "contexts":
+            cycle, chunk = divmod(epoch, num_chunks)
         pairs = self.cache.pairs_of(context)
         shuffled = generator(self.seed, "pairs", cycle, context).permutation(len(pairs))
         chosen = pairs[shuffled[len(pairs) * chunk // num_chunks : len(pairs) * (chunk + 1) // num_chunks]]
-        slot = (stable_hash(self.seed, "turn", context) + turn) % len(self.permutation_ids)
         return self._assemble(context, slot, chosen)
+
+    def _place(self, epoch: int, index: int) -> tuple[int, int, int]:
+        """Of a sample: its context, its number among the context's samples of the epoch, and the slot of its document order."""
+        place = self.order(epoch)[index]
+        context = int(np.searchsorted(self._starts, place, side="right")) - 1
+        number = place - int(self._starts[context])
+        return context, number, (stable_hash(self.seed, "turn", context) + epoch + number) % len(self.permutation_ids)
+
+    def context_at(self, global_index: int) -> tuple[int, int]:
+        """(context, permutation) of the sample with this number since the start of training, without assembling it."""
+        context, _, slot = self._place(*divmod(global_index, len(self)))
+        return context, self.permutation_ids[slot]
 
     def order(self, epoch: int) -> EpochOrder:
         """The permutation of an epoch's samples."""

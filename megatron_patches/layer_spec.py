@@ -18,6 +18,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from megatron_patches import device
 from megatron_patches.attention import FusedHeadRankCoreAttention, HeadRankCoreAttention, QueryKeyAttention
+from megatron_patches.gated_unit import GatedUnit
 
 
 def has_transformer_engine() -> bool:
@@ -34,6 +35,7 @@ def layer_spec(*, qk_norm: bool, use_transformer_engine: bool | None = None) -> 
     else:
         spec = get_gpt_layer_local_spec(qk_layernorm=qk_norm, normalization="RMSNorm")
         spec.submodules.self_attention.submodules.core_attention = HeadRankCoreAttention
+        spec.submodules.mlp.submodules.activation_func = GatedUnit  # taken where our configuration says so
     return spec
 
 

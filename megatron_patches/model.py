@@ -75,6 +75,7 @@ def build_transformer_config(
         "hidden_dropout": 0.0,
         "apply_rope_fusion": False,  # the fused kernel knows no per-row positions, and the calibration branch restarts them
         "bias_activation_fusion": device.has_compiled_fusions(),
+        "use_te_activation_func": not device.has_compiled_fusions(),  # Megatron's name; the module in that slot is our GatedUnit
         "bias_dropout_fusion": device.has_compiled_fusions(),
         "gradient_accumulation_fusion": False,
         "persist_layer_norm": False,

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,15 @@ def model_fingerprint(directory: str | os.PathLike[str]) -> str:
 
 def reference_key(model_directory: str, heads: HeadSet, training_set: TrainingSet, precision: str) -> dict[str, Any]:
     """Everything the reference scores depend on."""
-    contexts = hashlib.sha256((Path(training_set.directory) / CONTEXTS_FILE).read_bytes()).hexdigest()[:16]
+    contexts = hashlib.sha256()
+    with open(Path(training_set.directory) / CONTEXTS_FILE, "rb") as stream:
+        while block := stream.read(1 << 20):
+            contexts.update(block)
     return {
         "model": model_fingerprint(model_directory),
         "heads": sorted(list(head) for head in heads.heads),
         "prompt": training_set.encoder.template.hash,
-        "data": contexts,
+        "data": contexts.hexdigest()[:16],
         "max_length": training_set.encoder.max_length,
         "precision": precision,
     }
@@ -80,9 +84,9 @@ class ReferenceScores:
         """The frozen model's scores float32 [N] of this sample's documents."""
         return self._scores[sample.context_id, sample.permutation]
 
-    def has(self, sample: Sample) -> bool:
-        """Whether the sample's context is scored in this order."""
-        return (sample.context_id, sample.permutation) in self._scores
+    def __contains__(self, entry: Entry) -> bool:
+        """Whether a context is scored in this order."""
+        return entry in self._scores
 
     def share(self, gather: Gather) -> None:
         """Let every rank know what any rank has read: a rank that read a little later may have seen more of a part file.
@@ -94,9 +98,10 @@ class ReferenceScores:
 
     def compute(
         self,
-        samples: Sequence[Sample],
+        samples: Iterable[Sample],
         score: Callable[[Sample], np.ndarray],
         *,
+        total: int | None = None,
         rank: int = 0,
         world_size: int = 1,
         is_writer: bool = True,
@@ -105,29 +110,35 @@ class ReferenceScores:
     ) -> None:
         """Score what is missing, this rank every ``world_size``-th, and share it: afterwards every rank has everything.
 
-        ``is_writer`` is one rank of each tensor-parallel group.
+        ``is_writer`` is one rank of each tensor-parallel group; ``total`` is how many are missing, if that is known, for the log.
         """
-        missing = [sample for sample in samples if not self.has(sample)]
+        missing = (sample for sample in samples if (sample.context_id, sample.permutation) not in self)
+        here = itertools.islice(missing, rank, None, world_size)
+        first = next(here, None)  # rank 0 has one if any rank has
         mine: dict[Entry, np.ndarray] = {}
-        with _appender(self._part(rank) if is_writer and missing else None, self._header()) as append:
+        with _appender(self._part(rank) if is_writer and first is not None else None, self._header()) as append:
             said = time.monotonic()
-            for number, sample in enumerate(missing[rank::world_size], start=1):
+            for sample in itertools.chain([] if first is None else [first], here):
                 scores = np.asarray(score(sample), np.float32)
                 mine[sample.context_id, sample.permutation] = scores
                 append(_line(sample.context_id, sample.permutation, scores))
                 if time.monotonic() - said > SECONDS_BETWEEN_LINES:
                     said = time.monotonic()
-                    logger.info("reference scores: %d of %d contexts", min(number * world_size, len(missing)), len(missing))
+                    logger.info("reference scores: %d of %s contexts", len(mine) * world_size, total or "?")
         for part in gather(mine):
             self._scores.update(part)
-        if missing and rank == 0 and is_writer and self.path is not None:
+        if mine and rank == 0 and is_writer and self.path is not None:
             self._merge()
         barrier()
 
     def _read(self, file: Path) -> None:
-        lines = file.read_text(encoding="utf-8").splitlines()
-        header = _parsed(lines[0]) if lines else None
-        if not lines or (header is None and file != self.path):
+        with open(file, encoding="utf-8") as stream:
+            self._read_lines(file, stream)
+
+    def _read_lines(self, file: Path, lines: Iterator[str]) -> None:
+        first = next(lines, None)
+        header = None if first is None else _parsed(first)
+        if first is None or (header is None and file != self.path):
             return  # a part file killed before its first line
         if header is None or header.get("format") != FORMAT:
             raise InputError(f"{file}: not a {FORMAT} file; delete it and it is computed again")
@@ -136,9 +147,9 @@ class ReferenceScores:
             raise InputError(
                 f"{file}: reference scores of another {' and '.join(differing)}; delete the file or give another --headrank-reference-cache"
             )
-        for number, line in enumerate(lines[1:], start=2):
+        for number, line in enumerate(lines, start=2):
             row = _parsed(line)
-            if row is None and number == len(lines) and file != self.path:
+            if row is None and not line.endswith("\n") and file != self.path:
                 break  # the last line of a killed run
             if row is None:
                 raise InputError(f"{file}:{number}: not JSON; delete the file and it is computed again")
@@ -177,21 +188,13 @@ def _appender(path: Path | None, header: str) -> Iterator[Callable[[str], object
         yield stream.write
 
 
-def needed_samples(training_set: TrainingSet, num_samples: int) -> Iterator[Sample]:
-    """One sample of every (context, order) that the first ``num_samples`` samples of training visit, each once."""
+def needed_contexts(training_set: TrainingSet, num_samples: int) -> Iterator[tuple[int, int]]:
+    """Every (context, permutation) that the first ``num_samples`` samples of training visit, each once."""
     everything = training_set.num_contexts * len(training_set.permutation_ids)
     if num_samples >= 2 * everything:
-        for context in range(training_set.num_contexts):
-            for permutation in training_set.permutation_ids:
-                yield training_set.whole_context(context, permutation)
+        yield from itertools.product(range(training_set.num_contexts), training_set.permutation_ids)
         return
-    seen: set[Entry] = set()
-    for index in range(num_samples):
-        sample = training_set.at(index)
-        entry = sample.context_id, sample.permutation
-        if entry not in seen:
-            seen.add(entry)
-            yield sample
+    yield from dict.fromkeys(map(training_set.context_at, range(num_samples)))
 
 
 def _line(context_id: str, permutation: int, scores: np.ndarray) -> str:

@@ -25,7 +25,7 @@ from megatron_patches.config import TrainingConfig
 from megatron_patches.held_out import held_out_samples, score_sample
 from megatron_patches.model import HeadRankModel
 from megatron_patches.parallel_scores import gather_from_all
-from megatron_patches.reference import ReferenceScores, needed_samples, reference_key
+from megatron_patches.reference import ReferenceScores, needed_contexts, reference_key
 from megatron_patches.run_checkpoints import RunCheckpoints, load_start_weights, resolve_start
 from megatron_patches.safetensors_files import local_directory
 from megatron_patches.shape import ModelShape
@@ -153,15 +153,16 @@ def _reference(
     reference = ReferenceScores(path, key)
     reference.share(gather_from_all)
     assert config.train_iters is not None
-    needed = list(needed_samples(data, config.train_iters * config.global_batch_size))
-    missing = [sample for sample in needed if not reference.has(sample)]
+    needed = list(needed_contexts(data, config.train_iters * config.global_batch_size))
+    missing = [(context, order) for context, order in needed if (data.cache.names_of(context)[0], order) not in reference]
     if missing or not is_resuming:
         load_start_weights(config, policy)
     if missing:
         logger.info("reference scores: computing %d of %d contexts", len(missing), len(needed))
         reference.compute(
-            needed,
+            (data.whole_context(context, order) for context, order in missing),
             partial(score_sample, policy, heads=heads, device=device.device()),
+            total=len(missing),
             rank=data_parallel_rank(),
             world_size=config.data_parallel,
             is_writer=is_first_tensor_rank(),

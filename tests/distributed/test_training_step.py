@@ -16,7 +16,7 @@ from megatron_patches.assembly import build_optimizer, build_policy, count_param
 from megatron_patches.batches import make_batch, training_batches
 from megatron_patches.config import config_from
 from megatron_patches.held_out import score_sample
-from megatron_patches.reference import ReferenceScores, needed_samples
+from megatron_patches.reference import ReferenceScores, needed_contexts
 from megatron_patches.run_setup import open_training_set
 from megatron_patches.shape import ModelShape
 from megatron_patches.train_step import batch_loss, score_batch, train_step
@@ -46,8 +46,9 @@ class Job:
         load_hf_weights(self.policy, str(toy.model))
         self.where = torch.device("cpu")
         self.reference = ReferenceScores(None, {})
-        needed = list(needed_samples(self.data, 10 * self.config.global_batch_size))
-        self.reference.compute(needed, lambda sample: score_sample(self.policy, sample, self.heads, self.where))
+        needed = needed_contexts(self.data, 10 * self.config.global_batch_size)
+        samples = (self.data.whole_context(*place) for place in needed)
+        self.reference.compute(samples, lambda sample: score_sample(self.policy, sample, self.heads, self.where))
 
     def batches(self):
         sizes = {"start": 0, "rank": 0, "world_size": 1, "micro_batch_size": self.config.micro_batch_size}

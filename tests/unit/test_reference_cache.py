@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrank.errors import InputError
-from megatron_patches.reference import ReferenceScores, model_fingerprint, needed_samples
+from megatron_patches.reference import ReferenceScores, model_fingerprint, needed_contexts
 
 KEY = {"model": "a", "heads": [[1, 2]], "prompt": "p", "data": "d"}
 
@@ -88,7 +88,8 @@ def test_ranks_that_read_at_different_moments_agree_on_what_is_missing(tmp_path)
     known = [dict(early._scores), dict(late._scores)]
     for cache in (early, late):
         cache.share(lambda mine: known)
-    assert [early.has(sample) for sample in SAMPLES] == [late.has(sample) for sample in SAMPLES] == [True] * 3 + [False] * 4
+    entries = [(sample.context_id, sample.permutation) for sample in SAMPLES]
+    assert [entry in early for entry in entries] == [entry in late for entry in entries] == [True] * 3 + [False] * 4
 
 
 def test_a_damaged_file_is_refused(tmp_path):
@@ -121,14 +122,11 @@ class FakeSet:
 
     num_contexts, permutation_ids = 3, (1, 2)
 
-    def at(self, index: int) -> FakeSample:
-        return FakeSample(f"q{index % 3}", 1 + index // 3 % 2)
-
-    def whole_context(self, context: int, permutation: int) -> FakeSample:
-        return FakeSample(f"q{context}", permutation)
+    def context_at(self, index: int) -> tuple[int, int]:
+        return index % 3, 1 + index // 3 % 2
 
 
 @pytest.mark.parametrize(("num_samples", "expected"), [(1, 1), (4, 4), (11, 6), (600, 6)])
 def test_only_what_training_visits_is_scored_and_once(num_samples, expected):
-    found = list(needed_samples(FakeSet(), num_samples))
+    found = list(needed_contexts(FakeSet(), num_samples))
     assert len(found) == len(set(found)) == expected

@@ -141,6 +141,14 @@ def test_all_orders_of_a_context_take_their_turn(folder: Path, encoder: PromptEn
     assert all(sorted(turn) == [1, 2, 3] for turn in turns.values())
 
 
+@pytest.mark.parametrize("unit", ["pairs", "contexts"])
+def test_where_a_sample_is_from_is_known_without_assembling_it(folder: Path, encoder: PromptEncoder, unit: str) -> None:
+    training_set = TrainingSet(folder, encoder, 2, permutations=3, epoch=unit)
+    for index in range(4 * len(training_set)):
+        sample = training_set.at(index)
+        assert training_set.context_at(index) == (sample.context_index, sample.permutation)
+
+
 def test_ranks_share_the_samples_and_a_resumed_job_sees_what_the_first_would_have(folder: Path, encoder: PromptEncoder) -> None:
     training_set = TrainingSet(folder, encoder, 2)
     alone = list(islice(training_set.shard(0, 0, 1), 24))
