@@ -110,39 +110,50 @@ def interleave(work: dict[str, Callable[[], object]], rounds: int) -> dict[str, 
     return times
 
 
-def compare_with_literal(args: argparse.Namespace, model: str) -> dict[str, Any]:
-    """Times of literal, ours and forward, and their ratios."""
+def compare(args: argparse.Namespace, model: str) -> dict[str, Any]:
+    """Seconds a pair of literal and ours, and seconds of a step and its forward, with their ratios."""
     from transformers import AutoTokenizer
-
-    from megatron_patches.model import build_model
-    from megatron_patches.weights import load_hf_weights
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     sample = make_sample(tokenizer, args.passages, args.pairs)
-    few = make_sample(tokenizer, args.passages, args.literal_pairs)
     trainer = Trainer(model, args.last_layer)
+    few = make_sample(tokenizer, args.passages, args.literal_pairs)
+    pairs = time_pairs(model, trainer, sample, few, args.rounds)
+    literal, ours = (statistics.median(pairs[name]) for name in ("literal", "ours"))
+    gain = statistics.median(slow / fast for slow, fast in zip(pairs["literal"], pairs["ours"], strict=True))
+    # these two are short and their ratio near its bar: more rounds
+    steps = interleave({"forward": lambda: trainer.forward(sample), "step": lambda: trainer.step(sample)}, 3 * args.rounds)
+    ratios = sorted(step / forward for step, forward in zip(steps["step"], steps["forward"], strict=True))
+    print(
+        f"{args.passages} passages, {sample.encoded.length} tokens, layers {args.last_layer + 1}/{trainer.shape.layers}, "
+        f"{torch.get_num_threads()} threads: literal {literal:.2f} s a pair, ours {ours:.2f} s a pair at {args.pairs} pairs a context, "
+        f"{gain:.1f} x less (bar 10, {args.rounds} rounds); step / forward {statistics.median(ratios):.2f} "
+        f"(bar 3.3, {len(ratios)} rounds from {ratios[0]:.2f} to {ratios[-1]:.2f})"
+    )
+    return {
+        "tokens": sample.encoded.length,
+        "seconds_a_pair": pairs,
+        "seconds": steps,
+        "literal_over_ours": gain,
+        "step_over_forward": ratios,
+    }
+
+
+def time_pairs(model: str, trainer: Trainer, sample: Sample, few: Sample, rounds: int) -> dict[str, list[float]]:
+    """Seconds a pair: the literal recipe on the pairs of ``few``, ours on those of ``sample``."""
+    from megatron_patches.model import build_model
+    from megatron_patches.weights import load_hf_weights
+
     policy, frozen = build_model(trainer.shape), build_model(trainer.shape)
     for one in (policy, frozen):
         load_hf_weights(one, model)
     settings = LossSettings()
-    work = {
+    work: dict[str, Callable[[], object]] = {
         "literal": lambda: literal_backward(policy, frozen, few, trainer.heads, settings),
         "ours": lambda: trainer.step(sample),
-        "forward": lambda: trainer.forward(sample),
     }
-    times = interleave(work, args.rounds)
-    per_pair = {"literal": args.literal_pairs, "ours": args.pairs}
-    rounds = list(zip(times["literal"], times["ours"], times["forward"], strict=True))
-    gain = statistics.median((literal / per_pair["literal"]) / (ours / per_pair["ours"]) for literal, ours, _ in rounds)
-    step = statistics.median(ours / forward for _, ours, forward in rounds)
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    print(
-        f"{args.passages} passages, {sample.encoded.length} tokens, layers {args.last_layer + 1}/{trainer.shape.layers}, "
-        f"{args.rounds} rounds: literal {medians['literal'] / per_pair['literal']:.2f} s a pair, "
-        f"ours {medians['ours'] / per_pair['ours']:.2f} s a pair ({args.pairs} pairs in {medians['ours']:.2f} s), "
-        f"{gain:.1f} x less (bar 10); step / forward {step:.2f} (bar 3.3)"
-    )
-    return {"tokens": sample.encoded.length, "times": times, "literal_over_ours_per_pair": gain, "step_over_forward": step}
+    counts = {"literal": len(few.pairs), "ours": len(sample.pairs)}
+    return {name: [seconds / counts[name] for seconds in values] for name, values in interleave(work, rounds).items()}
 
 
 def measure_memory(model: str, num_passages: int, last_layer: int, recompute: bool) -> int:
@@ -231,7 +242,7 @@ def main(argv: list[str] | None = None) -> int:
         elif args.memory_of:
             print(measure_memory(resolve_model(args.model), args.memory_of, args.last_layer, args.recompute))
         else:
-            results = compare_with_literal(args, resolve_model(args.model))
+            results = compare(args, resolve_model(args.model))
             results |= {"memory": report_memory(args), "ranks": time_ranks(args)}
             if args.json:
                 Path(args.json).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
