@@ -17,11 +17,12 @@ TRAIN_QUERIES=${TRAIN_QUERIES:-}               # file of query ids to train on; 
 OUTPUT=${OUTPUT:-runs/tune}
 SETTINGS=${SETTINGS:-launch/tune.tsv}
 HEADS=${HEADS:-}                               # heads.json; empty: selected here, on the training queries
-ITERATIONS=${ITERATIONS:-24}
-GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-2}
-PAIRS_FLAGS=${PAIRS_FLAGS:---depth 100 --judged-only --sublists 1 --sublist-size 12} # training lists
+ITERATIONS=${ITERATIONS:-67}
+GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-1}      # few lists: many small steps move the weights further than few large ones
+PAIRS_FLAGS=${PAIRS_FLAGS:---depth 100 --judged-only --sublists 1 --sublist-size 10} # training lists
+VALID_FLAGS=${VALID_FLAGS:---depth 100 --judged-only --sublists 2 --sublist-size 10} # lists to judge the rows by
 SELECT_FLAGS=${SELECT_FLAGS:-}
-VALID_DEPTH=${VALID_DEPTH:-20}
+DEPTH=${DEPTH:-20}                             # candidates in a list for head selection
 PERMUTATIONS=${PERMUTATIONS:-1}
 SEED=${SEED:-1}
 JOBS=${JOBS:-1}                                # rows at a time, one process each
@@ -35,6 +36,7 @@ run() { if ((DRY_RUN)); then printf '%q ' "$@"; printf '\n'; else "$@"; fi; }
 
 read -ra folders <<<"$COLLECTION"
 read -ra PAIRS_EXTRA <<<"$PAIRS_FLAGS"
+read -ra VALID_EXTRA <<<"$VALID_FLAGS"
 read -ra SELECT_EXTRA <<<"$SELECT_FLAGS"
 COLLECTIONS=()
 for folder in "${folders[@]}"; do COLLECTIONS+=(--collection "$folder"); done
@@ -43,11 +45,11 @@ QUERIES=(--hold-out "$VALID_QUERIES")
 
 [[ -f $OUTPUT/pairs/pairs.summary.json ]] || run "$PYTHON" -m headrank pairs "${COLLECTIONS[@]}" "${QUERIES[@]}" "${PAIRS_EXTRA[@]}" \
     --output "$OUTPUT/pairs"
-[[ -f $OUTPUT/valid/pairs.summary.json ]] || run "$PYTHON" -m headrank pairs "${COLLECTIONS[@]}" --only "$VALID_QUERIES" --depth "$VALID_DEPTH" \
+[[ -f $OUTPUT/valid/pairs.summary.json ]] || run "$PYTHON" -m headrank pairs "${COLLECTIONS[@]}" --only "$VALID_QUERIES" "${VALID_EXTRA[@]}" \
     --output "$OUTPUT/valid"
 if [[ -z $HEADS ]]; then
     HEADS=$OUTPUT/heads.json
-    [[ -f $HEADS ]] || run "$PYTHON" -m headrank select-heads --model "$MODEL" "${COLLECTIONS[@]}" "${QUERIES[@]}" --depth "$VALID_DEPTH" \
+    [[ -f $HEADS ]] || run "$PYTHON" -m headrank select-heads --model "$MODEL" "${COLLECTIONS[@]}" "${QUERIES[@]}" --depth "$DEPTH" \
         --permutations "$PERMUTATIONS" --cache "$OUTPUT/head-statistics" "${SELECT_EXTRA[@]}" --output "$HEADS"
 fi
 
@@ -68,15 +70,15 @@ row() { # NAME FLAGS: one run; its log beside it; checkpoints are not kept
     rm -rf "$here"/iter_* "$here/best"
 }
 
-# The first row runs alone: it completes the reference scores that all share.
-failed=0 number=0
+# The first row is alone until it has completed the reference scores that all share.
+failed=0 pids=()
 while IFS=$'\t' read -r name flags; do
     [[ -n $name && $name != \#* ]] || continue
-    while (($(jobs -rp | wc -l) >= (number > 1 ? JOBS : 1))); do wait -n || failed=1; done
-    ((number += 1))
+    while (($(jobs -rp | wc -l) >= JOBS)); do sleep 1; done
     row "$name" "$flags" &
-    ((number > 1)) || wait $! || failed=1
+    pids+=($!)
+    while ((${#pids[@]} == 1)) && [[ ! -s $OUTPUT/rows/$name/metrics.jsonl ]] && kill -0 "${pids[0]}" 2>/dev/null; do sleep 1; done
 done <"$SETTINGS"
-while (($(jobs -rp | wc -l))); do wait -n || failed=1; done
+for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
 ((DRY_RUN)) || "$PYTHON" -m headrank report --training "$OUTPUT/rows" --output "$OUTPUT"
 exit $failed

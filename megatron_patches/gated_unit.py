@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn.functional import silu
 
 
@@ -32,11 +34,11 @@ class _SwiGLU(torch.autograd.Function):
         return result
 
 
-class GatedUnit(torch.nn.Module):
-    """[..., 2 F] -> [..., F]."""
+class GatedUnit(MegatronModule):
+    """[..., 2 F] -> [..., F]; without parameters, but asked for its part of a sharded checkpoint all the same."""
 
-    def __init__(self, config: Any) -> None:
-        super().__init__()
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config=config)
         assert config.gated_linear_unit and config.activation_func is silu, "this slot is SwiGLU's"
         assert config.activation_func_clamp_value is None and config.glu_linear_offset == 0.0, "plain SwiGLU only"
 
