@@ -23,6 +23,7 @@ import numpy as np
 from data_tools.contexts import CONTEXTS_FILE
 from data_tools.training_set import Sample, TrainingSet
 from headrank.errors import InputError
+from headrank.files import shown
 from headrank.formats import atomic_write
 from headrank.heads import HeadSet
 
@@ -32,6 +33,7 @@ FORMAT = "headrank-reference/1"
 Entry = tuple[str, int]  # context id, permutation
 Gather = Callable[[dict[Entry, np.ndarray]], Iterable[dict[Entry, np.ndarray]]]  # the dictionaries of all ranks
 SECONDS_BETWEEN_LINES = 30.0
+_AGAIN = "delete the file and it is computed again"
 _BLOCK, _MOST_BLOCKS = 1 << 16, 64
 
 
@@ -82,7 +84,10 @@ class ReferenceScores:
 
     def of(self, sample: Sample) -> np.ndarray:
         """The frozen model's scores float32 [N] of this sample's documents."""
-        return self._scores[sample.context_id, sample.permutation]
+        scores, num_documents = self._scores[sample.context_id, sample.permutation], len(sample.retrieval_ranks)
+        if len(scores) != num_documents:
+            raise InputError(f"{self.path}: {len(scores)} scores of {sample.context_id!r}, which has {num_documents} documents; {_AGAIN}")
+        return scores
 
     def __contains__(self, entry: Entry) -> bool:
         """Whether a context is scored in this order."""
@@ -121,7 +126,10 @@ class ReferenceScores:
             for sample in itertools.chain([] if first is None else [first], here):
                 scores = np.asarray(score(sample), np.float32)
                 mine[sample.context_id, sample.permutation] = scores
-                append(_line(sample.context_id, sample.permutation, scores))
+                if np.isfinite(scores).all():
+                    append(_line(sample.context_id, sample.permutation, scores))
+                else:  # training skips it and names its query; a file that holds it would be refused
+                    logger.warning("reference scores of %r are not finite", sample.context_id)
                 if time.monotonic() - said > SECONDS_BETWEEN_LINES:
                     said = time.monotonic()
                     logger.info("reference scores: %d of %s contexts", len(mine) * world_size, total or "?")
@@ -132,28 +140,40 @@ class ReferenceScores:
         barrier()
 
     def _read(self, file: Path) -> None:
-        with open(file, encoding="utf-8") as stream:
-            self._read_lines(file, stream)
+        if file.is_dir():
+            raise InputError(f"{file}: a folder where the reference scores belong; move it or give another --headrank-reference-cache")
+        try:
+            with open(file, "rb") as stream:
+                self._read_lines(file, stream)
+        except OSError as error:
+            raise InputError(f"{file}: cannot be read ({error.strerror}); check its permissions") from error
 
-    def _read_lines(self, file: Path, lines: Iterator[str]) -> None:
+    def _read_lines(self, file: Path, lines: Iterator[bytes]) -> None:
         first = next(lines, None)
         header = None if first is None else _parsed(first)
         if first is None or (header is None and file != self.path):
             return  # a part file killed before its first line
-        if header is None or header.get("format") != FORMAT:
-            raise InputError(f"{file}: not a {FORMAT} file; delete it and it is computed again")
-        differing = [name for name in self.key if header.get("key", {}).get(name) != self.key[name]]
+        if header is None or header.get("format") != FORMAT or not isinstance(header.get("key"), dict):
+            raise InputError(f"{file}:1: not the header of a {FORMAT} file; delete it and it is computed again")
+        differing = [name for name in self.key if header["key"].get(name) != self.key[name]]
         if differing:
             raise InputError(
                 f"{file}: reference scores of another {' and '.join(differing)}; delete the file or give another --headrank-reference-cache"
             )
         for number, line in enumerate(lines, start=2):
             row = _parsed(line)
-            if row is None and not line.endswith("\n") and file != self.path:
+            if row is None and not line.endswith(b"\n") and file != self.path:
                 break  # the last line of a killed run
             if row is None:
-                raise InputError(f"{file}:{number}: not JSON; delete the file and it is computed again")
-            self._scores[row["context_id"], row["permutation"]] = np.asarray(row["scores"], np.float32)
+                raise InputError(f"{file}:{number}: not a JSON object in UTF-8; {_AGAIN}")
+            context_id, permutation = row.get("context_id"), row.get("permutation")
+            if not isinstance(context_id, str) or type(permutation) is not int:
+                raise InputError(f"{file}:{number}: needs a text 'context_id' and a whole 'permutation'; {_AGAIN}")
+            scores = _finite_scores(row.get("scores"))
+            if scores is None:
+                found = shown(json.dumps(row.get("scores")))
+                raise InputError(f"{file}:{number}: 'scores' of {context_id!r} must be finite numbers, found {found}; {_AGAIN}")
+            self._scores[context_id, permutation] = scores
 
     def _merge(self) -> None:
         """Write everything into one file, then drop the parts."""
@@ -161,7 +181,8 @@ class ReferenceScores:
         with atomic_write(self.path) as stream:
             stream.write(self._header())
             for (context_id, permutation), scores in sorted(self._scores.items()):
-                stream.write(_line(context_id, permutation, scores))
+                if np.isfinite(scores).all():
+                    stream.write(_line(context_id, permutation, scores))
         for part in self._parts():
             part.unlink(missing_ok=True)
 
@@ -202,9 +223,22 @@ def _line(context_id: str, permutation: int, scores: np.ndarray) -> str:
     return json.dumps({"context_id": context_id, "permutation": permutation, "scores": scores.tolist()}) + "\n"
 
 
-def _parsed(line: str) -> dict[str, Any] | None:
+def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # also bytes that are not UTF-8
         return None
     return row if isinstance(row, dict) else None
+
+
+def _finite_scores(value: Any) -> np.ndarray | None:
+    """A JSON list of numbers as float32 [N]; None for anything else and for what float32 cannot hold."""
+    try:
+        numbers = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        return None
+    if numbers.ndim != 1 or numbers.dtype.kind not in "if":
+        return None
+    with np.errstate(over="ignore"):
+        scores = numbers.astype(np.float32)
+    return scores if np.isfinite(scores).all() else None

@@ -18,6 +18,7 @@ KEY = {"model": "a", "heads": [[1, 2]], "prompt": "p", "data": "d"}
 class FakeSample:
     context_id: str
     permutation: int = 0
+    retrieval_ranks: tuple[int, ...] = (1, 2, 3, 4, 5)
 
 
 SAMPLES = [FakeSample(f"q{number}", number % 2) for number in range(7)]
@@ -98,10 +99,63 @@ def test_a_damaged_file_is_refused(tmp_path):
         ReferenceScores(tmp_path / "r.jsonl", KEY)
 
 
-def test_a_file_of_another_kind_is_refused(tmp_path):
-    (tmp_path / "r.jsonl").write_text("{}\n")
-    with pytest.raises(InputError, match="delete it"):
+@pytest.mark.parametrize("header", [{}, {"format": "headrank-reference/1", "key": None}, {"format": "headrank-reference/1"}])
+def test_a_file_of_another_kind_is_refused(tmp_path, header):
+    (tmp_path / "r.jsonl").write_text(json.dumps(header) + "\n")
+    with pytest.raises(InputError, match="r.jsonl:1.*delete it"):
         ReferenceScores(tmp_path / "r.jsonl", KEY)
+
+
+GOOD = {"context_id": "q1", "permutation": 0, "scores": [0.5, -1]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"scores": scores} for scores in (None, "0.5", ["0.5"], [0.5, None], [0.5, float("nan")], [1e39], [[0.5]], [[1], [1, 2]])),
+        *({"context_id": None}, {"context_id": 7}, {"permutation": "0"}, {"permutation": True}, {"permutation": None}),
+    ],
+    ids=str,
+)
+def test_a_row_that_holds_no_finite_scores_is_named_and_not_used(tmp_path, change):
+    lines = [
+        {"format": "headrank-reference/1", "key": KEY},
+        GOOD,
+        {name: value for name, value in {**GOOD, **change}.items() if value is not None},
+    ]
+    (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(InputError, match=r"r.jsonl:3: .*delete the file"):
+        ReferenceScores(tmp_path / "r.jsonl", KEY)
+
+
+def test_bytes_that_are_not_utf8_are_refused(tmp_path):
+    header = json.dumps({"format": "headrank-reference/1", "key": KEY}).encode()
+    (tmp_path / "r.jsonl").write_bytes(header + b'\n{"context_id": "\xff\xfe"}\n')
+    with pytest.raises(InputError, match="r.jsonl:2.*UTF-8"):
+        ReferenceScores(tmp_path / "r.jsonl", KEY)
+    (tmp_path / "r.jsonl").write_bytes(b"\xff\xfe\n")
+    with pytest.raises(InputError, match="r.jsonl:1"):
+        ReferenceScores(tmp_path / "r.jsonl", KEY)
+
+
+def test_a_folder_in_its_place_is_refused(tmp_path):
+    (tmp_path / "r.jsonl").mkdir()
+    with pytest.raises(InputError, match="r.jsonl: a folder"):
+        ReferenceScores(tmp_path / "r.jsonl", KEY)
+
+
+def test_scores_that_are_not_finite_are_known_to_the_run_and_never_written(tmp_path, caplog):
+    cache = ReferenceScores(tmp_path / "r.jsonl", KEY)
+    cache.compute(SAMPLES, lambda sample: score(sample) * (np.nan if sample is SAMPLES[2] else 1))
+    assert np.isnan(cache.of(SAMPLES[2])).all() and "'q2' are not finite" in caplog.text
+    assert len(ReferenceScores(tmp_path / "r.jsonl", KEY)) == len(SAMPLES) - 1
+
+
+def test_scores_of_another_number_of_documents_are_refused(tmp_path):
+    cache = ReferenceScores(tmp_path / "r.jsonl", KEY)
+    cache.compute(SAMPLES, lambda sample: score(sample)[:4])
+    with pytest.raises(InputError, match="4 scores of 'q1', which has 5 documents"):
+        cache.of(SAMPLES[1])
 
 
 def test_the_fingerprint_changes_with_any_block_and_any_name(tmp_path):
