@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headrank.errors import InputError
+from headrank.files import shown
 from headrank.formats import atomic_write
 from megatron_patches.config import TrainingConfig
 
@@ -72,14 +73,21 @@ class MetricsWriter:
     """One JSON line an event, with signed values; mirrored to TensorBoard and wandb. A no-op without ``directory``."""
 
     def __init__(self, config: TrainingConfig, resume_iteration: int, is_writer: bool) -> None:
-        """Events after ``resume_iteration`` belong to steps that will be done again; they are cut off. A start from 0 cuts all."""
-        self.file = Path(config.save) / METRICS_FILE if is_writer and config.save else None
+        """Events after ``resume_iteration`` belong to steps that will be done again; they are cut off. A start from 0 cuts all.
+
+        Every rank reads the file, so that all refuse a damaged one; the writer alone writes.
+        """
+        file = Path(config.save) / METRICS_FILE if config.save else None
+        kept = None if file is None else _lines_until(file, resume_iteration or -1)
+        self.file = file if is_writer else None
         self.interval = config.tensorboard_log_interval
         self._board = _tensorboard(config) if is_writer else None
         self._wandb = _wandb(config) if is_writer else None
         if self.file is not None:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            _keep_until(self.file, resume_iteration or -1)
+            if kept is not None:
+                with atomic_write(self.file, "wb") as stream:
+                    stream.writelines(kept)
 
     def write(self, event: str, iteration: int, values: Mapping[str, Any]) -> None:
         """Record one event; a full disk costs the line, not the run."""
@@ -105,20 +113,27 @@ class MetricsWriter:
             self._wandb.finish()
 
 
-def _keep_until(file: Path, iteration: int) -> None:
-    """Rewrite the file without events after ``iteration`` and without a torn last line."""
+def _lines_until(file: Path, iteration: int) -> list[bytes] | None:
+    """The file's events up to ``iteration``, without lines torn by a kill or a full disk; None when there is no file."""
+    if file.is_dir():
+        raise InputError(f"{file}: a folder where the run's log belongs; move it or use another --save")
     if not file.exists():
-        return
+        return None
     kept = []
-    for line in file.read_text(encoding="utf-8").splitlines():
+    for number, line in enumerate(file.read_bytes().splitlines(keepends=True), start=1):
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
+            row = json.loads(line.decode("utf-8"))
+        except UnicodeDecodeError:
+            raise InputError(f"{file}:{number}: not UTF-8; delete the line, or move the file away") from None
+        except (ValueError, RecursionError):
+            logger.info("%s:%d: half a line, left out", file, number)
             continue
+        if not isinstance(row, dict) or type(row.get("iteration")) is not int:
+            found = shown(line.decode("utf-8").strip())
+            raise InputError(f"{file}:{number}: {found} is no event with a whole 'iteration'; delete the line, or move the file away")
         if row["iteration"] <= iteration:
-            kept.append(line + "\n")
-    with atomic_write(file) as stream:
-        stream.writelines(kept)
+            kept.append(line.rstrip(b"\r\n") + b"\n")
+    return kept
 
 
 def _tensorboard(config: TrainingConfig) -> Any:

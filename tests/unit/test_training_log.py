@@ -73,6 +73,24 @@ def test_events_of_steps_that_will_be_done_again_are_cut_off(config):
     assert rows(config) == []
 
 
+@pytest.mark.parametrize("line", [b"[]", b"5", b"{}", b'{"iteration": "1"}', b'{"iteration": true}', b'{"iteration": 1.5}', b'"\xff"'])
+@pytest.mark.parametrize("is_writer", [True, False])
+def test_a_damaged_line_is_named_and_nothing_is_rewritten(config, line, is_writer):
+    MetricsWriter(config, 0, is_writer=True).write("train", 1, {})
+    with open(f"{config.save}/metrics.jsonl", "ab") as stream:
+        stream.write(line + b"\n")
+    with pytest.raises(InputError, match=r"metrics.jsonl:2: .*delete the line"):
+        MetricsWriter(config, 0, is_writer=is_writer)
+    with open(f"{config.save}/metrics.jsonl", "rb") as stream:
+        assert stream.read().endswith(line + b"\n")
+
+
+def test_a_folder_where_the_log_belongs_is_refused(config, tmp_path):
+    (tmp_path / "run" / "metrics.jsonl").mkdir(parents=True)
+    with pytest.raises(InputError, match="metrics.jsonl: a folder"):
+        MetricsWriter(config, 0, is_writer=True)
+
+
 def test_other_ranks_write_nothing(config, tmp_path):
     MetricsWriter(config, 0, is_writer=False).write("train", 1, {"total": 1.0})
     assert not (tmp_path / "run").exists()
