@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def write_log(folder: Path, *measured: tuple[int, float, float]) -> None:
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     rows = [{"event": "train", "iteration": 1, "loss": 2.0}]
     rows += [
         {"event": "valid", "iteration": step, "ndcg@10": ndcg, "preference_accuracy": accuracy, "contexts": 3}
@@ -48,6 +48,32 @@ def test_folders_without_two_evaluations_say_what_to_do(
         write_log(tmp_path / "run", *measured)
     assert main(["report", "--training", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
+
+
+def change_log(log: Path, line: int, **changes: object) -> None:
+    """Change fields of one line; None removes them."""
+    rows = [json.loads(text) for text in log.read_text().splitlines()]
+    rows[line - 1] = {name: value for name, value in {**rows[line - 1], **changes}.items() if value is not None}
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_what_was_not_finite_or_not_counted_is_left_out_visibly_and_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b"):
+        write_log(tmp_path / name, (0, 0.5, 0.6), (10, 0.55, 0.6))
+    change_log(tmp_path / "a" / "metrics.jsonl", 3, **{"ndcg@10": float("nan"), "contexts": None})
+    assert main(["report", "--training", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "| b | 10 | 50.0 | 55.0 | +5.0 | 60.0 | 60.0 | +0.0 | 3 |",
+        "| a | 10 | 50.0 | - | - | 60.0 | 60.0 | +0.0 | - |",
+    ]
+
+
+@pytest.mark.parametrize("changes", [{"ndcg@10": "0.55"}, {"preference_accuracy": None}, {"ndcg@10": True}], ids=str)
+def test_measures_of_different_steps_are_never_paired(tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict) -> None:
+    write_log(tmp_path, (0, 0.5, 0.6), (5, 0.5, 0.6), (10, 0.55, 0.6))
+    change_log(tmp_path / "metrics.jsonl", 4, **changes)
+    assert main(["report", "--training", str(tmp_path)]) == 2
+    assert f"metrics.jsonl:4: '{next(iter(changes))}' is no number" in capsys.readouterr().err
 
 
 def test_every_row_of_the_tuning_is_accepted_by_the_real_parser_and_changes_one_thing(tmp_path: Path) -> None:
