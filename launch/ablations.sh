@@ -8,6 +8,7 @@
 # re-selection finds without training. Each is measured in the retriever's order and shuffled, because position is a trap.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. launch/common.sh
 
 MODEL=${MODEL:-embedded}
 COLLECTION=${COLLECTION:-examples/collection}
@@ -23,7 +24,14 @@ DRY_RUN=${DRY_RUN:-0}
 export MODEL COLLECTION PYTHON DRY_RUN STATISTICS="${STATISTICS:-$OUTPUT/head-statistics}"
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
-run() { if ((DRY_RUN)); then printf '%q ' "$@"; printf '\n'; else "$@"; fi; }
+need_switch DRY_RUN KEEP_CHECKPOINTS
+need_number EVAL_DEPTH
+need_file EVAL_QUERIES
+[[ -z ${HEADS:-} ]] || stop "HEADS is set, but every variant selects its own; unset it"
+for name in $VARIANTS; do
+    [[ " full sft all-heads no-gate no-alps no-omega no-prox " == *" $name "* ]] ||
+        stop "unknown variant '$name'; known: full sft all-heads no-gate no-alps no-omega no-prox"
+done
 
 variant() { # NAME [flags]: the switches of one row
     local name=$1; shift
@@ -35,7 +43,6 @@ variant() { # NAME [flags]: the switches of one row
         no-alps) PAIRS_FLAGS="${PAIRS_FLAGS:-} --random-pairs" launch/pipeline.sh "$@" ;;
         no-omega) launch/pipeline.sh "$@" --headrank-gamma 0 --headrank-eta 0 ;;
         no-prox) launch/pipeline.sh "$@" --headrank-beta 0 ;;
-        *) echo "ablations.sh: unknown variant '$name'; known: full sft all-heads no-gate no-alps no-omega no-prox" >&2; exit 2 ;;
     esac
 }
 
@@ -53,6 +60,7 @@ measure() { # NAME COLLECTION SOURCE flags of 'headrank rerank': again only when
 
 read -ra names <<<"$VARIANTS"
 read -ra folders <<<"$EVAL"
+need_collections EVAL "${folders[@]}"
 for name in "${names[@]}"; do
     echo "== $name"
     OUTPUT="$OUTPUT/$name" variant "$name" "$@"

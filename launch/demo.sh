@@ -7,6 +7,7 @@
 # held-out queries are seen by nothing before that: neither by head selection nor by the choice of a checkpoint. What is done is skipped.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. launch/common.sh
 
 MODEL=${MODEL:-embedded}
 COLLECTION=${COLLECTION:-examples/collection}
@@ -18,7 +19,7 @@ PRUNE=${PRUNE:-0.3}  # heads come from the lower 70% of the layers: shorter forw
 CORES=$(getconf _NPROCESSORS_ONLN)
 GIGABYTES=$(awk '/MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo 2>/dev/null || echo 16)
 export DEPTH=${DEPTH:-12} TP=${TP:-1} PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-3e-5} EPOCHS=${EPOCHS:-0.75} GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-2}
-[[ $TP =~ ^[1-9][0-9]*$ ]] || { echo "demo.sh: TP '$TP' is not a number of at least 1" >&2; exit 2; }
+need_number TP
 # lists of the judged candidates only, about 10 of a query's 20, keep a training step short; reranking sees all
 export PAIRS_FLAGS=${PAIRS_FLAGS---depth 20 --judged-only}
 # two data-parallel ranks where cores and memory (5 GB a rank at TP 1) allow it
@@ -30,17 +31,6 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 HEADRANK=("$PYTHON" -m headrank)
 
 say() { printf '\n\033[1m[demo %4ds] %s\033[0m\n' "$SECONDS" "$*"; }
-run() { if ((DRY_RUN)); then printf ' %q' "$@"; printf '\n'; else "$@"; fi; }
-
-# once OUTPUT INPUT COMMAND...: run COMMAND unless this very command made OUTPUT after INPUT was made
-once() {
-    local output=$1 input=$2 stamp=$1.command; shift 2
-    if [[ -f $output && ! $input -nt $output && -f $stamp && $(<"$stamp") == "$*" ]]; then echo "done before: $output"; return; fi
-    if ((DRY_RUN)); then run "$@"; return; fi
-    mkdir -p "$(dirname "$output")" && rm -f "$stamp"
-    "$@"
-    echo "$*" >"$stamp"
-}
 
 # cell NAME INPUT FLAGS...: rerank the held-out queries into OUTPUT/heldout/NAME
 cell() {

@@ -5,9 +5,11 @@
 #   MODEL=Qwen/Qwen3-0.6B NPROC=8 TP=4 GLOBAL_BATCH_SIZE=32 LR=1e-5 launch/pipeline.sh --bf16
 #
 # Stop it, kill it, start it again: a phase whose output is there and was made by the same command from the same inputs is skipped,
-# and training goes on from its last good checkpoint. DRY_RUN=1 prints the commands; --rounds N repeats phases 3-4.
+# and training goes on from its last good checkpoint. What another command of ours made is replaced; what we did not make is left alone.
+# DRY_RUN=1 prints the commands; --rounds N repeats phases 3-4. Relative paths are taken from the checkout.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. launch/common.sh
 
 MODEL=${MODEL:-embedded}                       # Hugging Face directory, hub name, or the built-in model
 COLLECTION=${COLLECTION:-examples/collection}  # one or more folders, separated by spaces
@@ -46,9 +48,20 @@ while (($#)); do
         *) TRAIN_FLAGS+=("$1"); shift ;;
     esac
 done
-[[ $ROUNDS =~ ^[1-9][0-9]*$ ]] || { echo "pipeline.sh: ROUNDS '$ROUNDS' is not a number of at least 1" >&2; exit 2; }
+for name in ROUNDS DEPTH TOP_K TP NPROC GLOBAL_BATCH_SIZE PAIRS_PER_CONTEXT EVAL_INTERVAL SAVE_INTERVAL; do need_number "$name"; done
+need_number PERMUTATIONS 0
+need_switch RESELECT TRUNCATE DRY_RUN
+need_file HELD_OUT TRAIN_QUERIES HEADS
 
 read -ra folders <<<"$COLLECTION"
+need_collections COLLECTION "${folders[@]}"
+# What is read must not lie in what is written: an artefact of another command is removed before it is made again.
+for source in "$MODEL" "$HEADS" "$HELD_OUT" "$TRAIN_QUERIES" "${folders[@]}"; do
+    [[ -e $source ]] || continue
+    for artefact in "$OUTPUT"/{pairs,held-out,heads.json,model,round-}; do
+        [[ $(realpath -m "$source")/ != "$(realpath -m "$artefact")"* ]] || stop "'$source' is read and lies in '$artefact', which is written; choose another OUTPUT"
+    done
+done
 read -ra PAIRS_EXTRA <<<"$PAIRS_FLAGS"
 read -ra SELECT_EXTRA <<<"$SELECT_FLAGS"
 COLLECTIONS=()
@@ -58,16 +71,28 @@ QUERIES=()
 [[ -z $TRAIN_QUERIES ]] || QUERIES=(--only "$TRAIN_QUERIES")
 HEADRANK=("$PYTHON" -m headrank)
 
+# Everything the first phases read: small files by content, corpora and weights by name, size and time.
+inputs() {
+    local folder
+    for folder in "${folders[@]}"; do
+        cat "$folder"/{queries.tsv,qrels.txt,run.bm25.txt}
+        find -L "$folder" -maxdepth 1 -name 'corpus.jsonl*' -printf '%f %s %T@\n' | sort
+    done
+    cat ${HELD_OUT:+"$HELD_OUT"} ${TRAIN_QUERIES:+"$TRAIN_QUERIES"} ${HEADS:+"$HEADS"} /dev/null
+    [[ ! -d $MODEL ]] || find -L "$MODEL" -maxdepth 1 \( -name '*.safetensors' -o -name 'config.json' -o -name 'tokenizer*' \) -printf '%f %s %T@\n' | sort
+}
+
 # phase NAME ARTEFACT MARKER COMMAND...: run COMMAND unless ARTEFACT/MARKER exists and the stamp says that this very command made it
 # from these very inputs. What another command began is removed first; what this one began is continued.
 CHAIN=
-((DRY_RUN)) || CHAIN=$(cat "${folders[@]/%//qrels.txt}" "${folders[@]/%//run.bm25.txt}" ${HELD_OUT:+"$HELD_OUT"} ${TRAIN_QUERIES:+"$TRAIN_QUERIES"} ${HEADS:+"$HEADS"} | cksum)
+((DRY_RUN)) || CHAIN=$(inputs | cksum)
 phase() {
     local name=$1 artefact=$2 marker=$2/$3 stamp="$OUTPUT/.phases/$1"; shift 3
     CHAIN=$(printf '%s\n' "$CHAIN" "$name" "$@" | cksum)
     if ((DRY_RUN)); then printf '[%s]' "$name"; printf ' %q' "$@"; printf '\n'; return; fi
     marker=${marker%/}
     if [[ -e $marker && -f $stamp && $(<"$stamp") == "$CHAIN done" ]]; then echo "[$name] done before: $artefact"; return; fi
+    [[ -f $stamp || ! -e $artefact ]] || stop "$artefact is there and was not made by this pipeline; move it away or choose another OUTPUT"
     [[ -f $stamp && $(<"$stamp") == "$CHAIN"* ]] || rm -rf "$artefact"
     mkdir -p "$OUTPUT/.phases" && echo "$CHAIN" >"$stamp"
     echo "[$name] $*"

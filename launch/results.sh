@@ -8,11 +8,12 @@
 # training queries; the test collections are read by 'evaluate' and 'rankgpt' only.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. launch/common.sh
 
 MODEL=${MODEL:-embedded}
-TRAIN=${TRAIN:?TRAIN: collection folders to train on, separated by spaces}
+TRAIN=${TRAIN:-}                               # collection folders to train on, separated by spaces
 TRAIN_QUERIES=${TRAIN_QUERIES:-docs/results/train.qids}
-EVAL=${EVAL:?EVAL: NAME=FOLDER of every test collection, separated by spaces}
+EVAL=${EVAL:-}                                 # NAME=FOLDER of every test collection, separated by spaces
 SAMPLES=${SAMPLES:-docs/results/samples}       # SAMPLES/NAME.qids restricts a test collection to these queries, where there is one
 OUTPUT=${OUTPUT:-runs/results}
 SEEDS=${SEEDS:-1 2 3}
@@ -32,7 +33,6 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" STATISTICS=${STATISTICS:-$OU
 HEADRANK=("$PYTHON" -m headrank)
 PROMPT=(--query-rows "$QUERY_ROWS" --max-words "$MAX_WORDS")
 
-run() { if ((DRY_RUN)); then printf '%q ' "$@"; printf '\n'; else "$@"; fi; }
 wants() { [[ " $PHASES " == *" $1 "* ]]; }
 
 read -ra folders <<<"$TRAIN"
@@ -40,6 +40,10 @@ read -ra tests <<<"$EVAL"
 read -ra seeds <<<"$SEEDS"
 read -ra depths <<<"$DEPTHS"
 read -ra orders <<<"$ORDERS"
+need_switch DRY_RUN
+need_file TRAIN_QUERIES
+need_collections TRAIN "${folders[@]}"
+need_collections EVAL "${tests[@]#*=}"
 COLLECTIONS=()
 for folder in "${folders[@]}"; do COLLECTIONS+=(--collection "$folder"); done
 SELECT=("${HEADRANK[@]}" select-heads --model "$MODEL" "${COLLECTIONS[@]}" --only "$TRAIN_QUERIES" --depth "$DEPTH" --permutations "$PERMUTATIONS"

@@ -9,10 +9,11 @@
 # Finished rows are skipped, so rows can be added. `headrank report --training OUTPUT/rows` prints the table again.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. launch/common.sh
 
 MODEL=${MODEL:-embedded}
 COLLECTION=${COLLECTION:-examples/collection}  # folders to train on, separated by spaces
-VALID_QUERIES=${VALID_QUERIES:?VALID_QUERIES: a file of query ids, one a line, to judge the rows by}
+VALID_QUERIES=${VALID_QUERIES:-}               # file of query ids, one a line, to judge the rows by
 TRAIN_QUERIES=${TRAIN_QUERIES:-}               # file of query ids to train on; empty: all others
 OUTPUT=${OUTPUT:-runs/tune}
 SETTINGS=${SETTINGS:-launch/tune.tsv}
@@ -31,25 +32,39 @@ DRY_RUN=${DRY_RUN:-0}
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE} GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-0} TOKENIZERS_PARALLELISM=false
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
-[[ -f $SETTINGS ]] || { echo "tune.sh: SETTINGS '$SETTINGS' is no file" >&2; exit 2; }
-run() { if ((DRY_RUN)); then printf '%q ' "$@"; printf '\n'; else "$@"; fi; }
+for name in ITERATIONS GLOBAL_BATCH_SIZE DEPTH JOBS; do need_number "$name"; done
+need_number PERMUTATIONS 0
+need_switch DRY_RUN
+[[ -n $VALID_QUERIES ]] || stop "VALID_QUERIES is missing: a file of query ids, one a line, to judge the rows by"
+need_file VALID_QUERIES TRAIN_QUERIES HEADS SETTINGS
+
+declare -A FLAGS=()
+NAMES=()
+while IFS=$'\t' read -r name flags || [[ -n $name ]]; do
+    [[ -n $name && $name != \#* ]] || continue
+    [[ $name =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || stop "$SETTINGS: '$name' is no name of letters, digits, '.', '-' and '_'; a tab parts it from its flags"
+    [[ -z ${FLAGS[$name]+given} ]] || stop "$SETTINGS: '$name' is there twice"
+    NAMES+=("$name") FLAGS[$name]=$flags
+done <"$SETTINGS"
+((${#NAMES[@]})) || stop "$SETTINGS: no rows; a row is NAME<TAB>flags"
 
 read -ra folders <<<"$COLLECTION"
 read -ra PAIRS_EXTRA <<<"$PAIRS_FLAGS"
 read -ra VALID_EXTRA <<<"$VALID_FLAGS"
 read -ra SELECT_EXTRA <<<"$SELECT_FLAGS"
+need_collections COLLECTION "${folders[@]}"
 COLLECTIONS=()
 for folder in "${folders[@]}"; do COLLECTIONS+=(--collection "$folder"); done
 QUERIES=(--hold-out "$VALID_QUERIES")
 [[ -z $TRAIN_QUERIES ]] || QUERIES=(--only "$TRAIN_QUERIES")
 
-[[ -f $OUTPUT/pairs/pairs.summary.json ]] || run "$PYTHON" -m headrank pairs "${COLLECTIONS[@]}" "${QUERIES[@]}" "${PAIRS_EXTRA[@]}" \
+once "$OUTPUT/pairs/pairs.summary.json" "$VALID_QUERIES" "$PYTHON" -m headrank pairs "${COLLECTIONS[@]}" "${QUERIES[@]}" "${PAIRS_EXTRA[@]}" \
     --output "$OUTPUT/pairs"
-[[ -f $OUTPUT/valid/pairs.summary.json ]] || run "$PYTHON" -m headrank pairs "${COLLECTIONS[@]}" --only "$VALID_QUERIES" "${VALID_EXTRA[@]}" \
+once "$OUTPUT/valid/pairs.summary.json" "$VALID_QUERIES" "$PYTHON" -m headrank pairs "${COLLECTIONS[@]}" --only "$VALID_QUERIES" "${VALID_EXTRA[@]}" \
     --output "$OUTPUT/valid"
 if [[ -z $HEADS ]]; then
     HEADS=$OUTPUT/heads.json
-    [[ -f $HEADS ]] || run "$PYTHON" -m headrank select-heads --model "$MODEL" "${COLLECTIONS[@]}" "${QUERIES[@]}" --depth "$DEPTH" \
+    once "$HEADS" "$VALID_QUERIES" "$PYTHON" -m headrank select-heads --model "$MODEL" "${COLLECTIONS[@]}" "${QUERIES[@]}" --depth "$DEPTH" \
         --permutations "$PERMUTATIONS" --cache "$OUTPUT/head-statistics" "${SELECT_EXTRA[@]}" --output "$HEADS"
 fi
 
@@ -58,27 +73,27 @@ COMMON=(--headrank-model "$MODEL" --headrank-heads "$HEADS" --train-data-path "$
     --train-iters "$ITERATIONS" --eval-interval "$ITERATIONS" --global-batch-size "$GLOBAL_BATCH_SIZE" --seed "$SEED" --clip-grad 5.0
     --lr 1e-4 --lr-decay-style cosine --lr-warmup-iters $((ITERATIONS / 10 + 1)) --log-interval 1 --save-interval 100000 --no-save-optim)
 
-row() { # NAME FLAGS: one run; its log beside it; checkpoints are not kept
+row() { # NAME: one run; its log beside it; checkpoints are not kept; a row whose command has changed is run again
     local name=$1 here=$OUTPUT/rows/$1 flags
-    read -ra flags <<<"$2"
-    if [[ -f $here/training_complete.json ]]; then echo "[$name] done before"; return; fi
-    echo "[$name] $2"
-    if ((DRY_RUN)); then run "$PYTHON" pretrain_headrank.py "${COMMON[@]}" --save "$here" "${flags[@]}"; return; fi
-    mkdir -p "$here"
-    "$PYTHON" pretrain_headrank.py "${COMMON[@]}" --save "$here" "${flags[@]}" >"$here/log.txt" 2>&1 ||
-        { echo "[$name] failed; see $here/log.txt" >&2; return 1; }
+    read -ra flags <<<"${FLAGS[$name]}"
+    local command=("$PYTHON" pretrain_headrank.py "${COMMON[@]}" --save "$here" "${flags[@]}")
+    if [[ -f $here/training_complete.json && -f $here/command && $(<"$here/command") == "${command[*]}" ]]; then echo "[$name] done before"; return; fi
+    echo "[$name] ${FLAGS[$name]}"
+    if ((DRY_RUN)); then run "${command[@]}"; return; fi
+    [[ -f $here/command && $(<"$here/command") == "${command[*]}" ]] || rm -rf "$here"
+    mkdir -p "$here" && echo "${command[*]}" >"$here/command"
+    "${command[@]}" >"$here/log.txt" 2>&1 || { echo "[$name] failed; see $here/log.txt" >&2; return 1; }
     rm -rf "$here"/iter_* "$here/best"
 }
 
 # The first row is alone until it has completed the reference scores that all share.
 failed=0 pids=()
-while IFS=$'\t' read -r name flags; do
-    [[ -n $name && $name != \#* ]] || continue
+for name in "${NAMES[@]}"; do
     while (($(jobs -rp | wc -l) >= JOBS)); do sleep 1; done
-    row "$name" "$flags" &
+    row "$name" &
     pids+=($!)
     while ((${#pids[@]} == 1)) && [[ ! -s $OUTPUT/rows/$name/metrics.jsonl ]] && kill -0 "${pids[0]}" 2>/dev/null; do sleep 1; done
-done <"$SETTINGS"
+done
 for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
 ((DRY_RUN)) || "$PYTHON" -m headrank report --training "$OUTPUT/rows" --output "$OUTPUT"
 exit $failed

@@ -6,6 +6,7 @@ compares checkpoints with each other; numbers for a table come from 'headrank ev
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -27,7 +28,12 @@ def score_sample(model: torch.nn.Module, sample: Sample, heads: HeadSet, device:
 
 
 def ndcg(scores: np.ndarray, grades: np.ndarray, cutoff: int = CUTOFF) -> float:
-    """NDCG at ``cutoff`` of one list; unjudged documents (grade below 0) gain nothing; no relevant document gives 0."""
+    """NDCG at ``cutoff`` of one list; unjudged documents (grade below 0) gain nothing; no relevant document gives 0.
+
+    Scores that are not finite order nothing: NaN.
+    """
+    if not np.isfinite(scores).all():
+        return math.nan
     gains = np.maximum(grades, 0).astype(np.float64)
     discounts = 1.0 / np.log2(np.arange(2, min(cutoff, len(gains)) + 2))
     ideal = float((np.sort(gains)[::-1][: len(discounts)] * discounts).sum())
@@ -36,7 +42,9 @@ def ndcg(scores: np.ndarray, grades: np.ndarray, cutoff: int = CUTOFF) -> float:
 
 
 def preference_accuracy(scores: np.ndarray, pairs: np.ndarray) -> float:
-    """Share of pairs whose chosen document scores higher; a tie is half right."""
+    """Share of pairs whose chosen document scores higher; a tie is half right; NaN when scores are not finite."""
+    if not np.isfinite(scores).all():
+        return math.nan
     difference = scores[pairs[:, 0]] - scores[pairs[:, 1]]
     return float(((difference > 0) + 0.5 * (difference == 0)).mean())
 

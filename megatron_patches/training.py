@@ -25,7 +25,7 @@ from megatron_patches.batches import Batch
 from megatron_patches.config import TrainingConfig
 from megatron_patches.exits import ExitDecision
 from megatron_patches.held_out import evaluate, score_sample
-from megatron_patches.parallel_scores import gather_from_all, sum_over_data_parallel
+from megatron_patches.parallel_scores import gather_from_all, largest_on_any_rank, sum_over_data_parallel
 from megatron_patches.run_checkpoints import RunCheckpoints
 from megatron_patches.train_step import TERMS, StepResult, train_step
 from megatron_patches.training_log import MetricsWriter, iteration_line
@@ -150,8 +150,8 @@ def _count(run: Run, result: StepResult) -> None:
     run.metrics.write("skipped", progress.iteration, {"query_ids": named, "nan_streak": progress.nan_streak})
     if progress.nan_streak >= run.config.max_nan_steps:
         raise InputError(
-            f"{progress.nan_streak} steps in a row had a loss or gradient that is not finite, the last at iteration {progress.iteration} "
-            f"with query {', '.join(named)}; look at that query's texts, lower --lr, or raise --headrank-max-nan-steps"
+            f"{progress.nan_streak} steps in a row had a loss or gradient that is not finite, the last at iteration {progress.iteration} with "
+            f"query {', '.join(named)}; look at its texts, or lower --lr and give another --save, or raise --headrank-max-nan-steps"
         )
 
 
@@ -234,9 +234,20 @@ def _sum_over_ranks(sums: np.ndarray) -> np.ndarray:
     return sum_over_data_parallel(torch.from_numpy(sums).to(device.device())).cpu().numpy()
 
 
+def _require_finite_weights(run: Run) -> None:
+    """A step that was finite itself can still have thrown the weights out of range; such a model is neither saved nor called complete."""
+    is_broken = not all(bool(parameter.isfinite().all()) for parameter in run.model.parameters())
+    if largest_on_any_rank(torch.tensor([float(is_broken)], device=device.device())).item():
+        raise InputError(
+            f"iteration {run.progress.iteration}: the weights are not finite any more, so nothing is saved; "
+            f"lower --lr (or set --clip-grad) and give another --save than {run.config.save}"
+        )
+
+
 def _save_if(run: Run, is_wanted: bool) -> bool:
     if is_wanted and run.config.save is not None:
         with _whole_parameters(run):
+            _require_finite_weights(run)
             run.checkpoints.save(run.model, run.optimizer, run.scheduler, asdict(run.progress))
         return True
     return False

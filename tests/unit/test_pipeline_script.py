@@ -33,7 +33,7 @@ class Pipeline:
     def __init__(self, folder: Path) -> None:
         self.folder, self.calls, self.output = folder, folder / "calls", folder / "out"
         (folder / "collection").mkdir()
-        for name in ("qrels.txt", "run.bm25.txt"):
+        for name in ("queries.tsv", "corpus.jsonl", "qrels.txt", "run.bm25.txt"):
             (folder / "collection" / name).write_text("x\n")
         (folder / "held.qids").write_text("q1\n")
         python = folder / "python"
@@ -46,7 +46,7 @@ class Pipeline:
         settings = {"COLLECTION": str(self.folder / "collection"), "OUTPUT": str(self.output), "HELD_OUT": str(self.folder / "held.qids")}
         environment = {**os.environ, **settings, "PYTHON": str(self.folder / "python"), "CALLS": str(self.calls), **variables}
         done = subprocess.run([ROOT / "launch" / script, *flags], env=environment, capture_output=True, text=True, check=False)
-        kinds = ("pairs", "select-heads", "pretrain_headrank.py", "export-hf", "rerank", "evaluate")
+        kinds = ("pairs", "select-heads", "pretrain_headrank.py", "export-hf", "rerank", "evaluate", "report")
         made = [next(kind for kind in kinds if kind in call.split()) for call in self.calls.read_text().splitlines()]
         return done.returncode, made, done.stdout + done.stderr
 
@@ -72,10 +72,97 @@ def test_a_changed_setting_repeats_its_phase_and_those_after_it(pipeline):
     assert (pipeline.output / "round-1/train/state").read_text() == "", "checkpoints of another command must not be resumed"
 
 
-def test_changed_judgements_repeat_everything(pipeline):
+@pytest.mark.parametrize("name", ["qrels.txt", "queries.tsv", "corpus.jsonl"])
+def test_changed_judgements_queries_or_texts_repeat_everything(pipeline, name):
     pipeline.run()
-    (pipeline.folder / "collection/qrels.txt").write_text("y\n")
+    (pipeline.folder / "collection" / name).write_text("other\n")
     assert pipeline.run()[1] == WHOLE
+
+
+def test_changed_weights_under_the_same_name_repeat_everything(pipeline):
+    model = pipeline.folder / "base"
+    model.mkdir()
+    (model / "model.safetensors").write_text("weights")
+    assert pipeline.run(MODEL=str(model))[1] == WHOLE
+    assert pipeline.run(MODEL=str(model))[1] == []
+    (model / "model.safetensors").write_text("other weights")
+    assert pipeline.run(MODEL=str(model))[1] == WHOLE
+
+
+def test_what_the_pipeline_did_not_make_is_left_alone(pipeline):
+    mine = pipeline.output / "pairs" / "mine.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("notes")
+    code, made, said = pipeline.run()
+    assert (code, made) == (2, []) and "was not made by this pipeline" in said and mine.read_text() == "notes"
+
+
+@pytest.mark.parametrize("place", ["model", "round-1/hf", "pairs/base"])
+def test_a_model_that_lies_where_the_pipeline_writes_is_refused(pipeline, place):
+    model = pipeline.output / place
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    code, made, said = pipeline.run(MODEL=str(model))
+    assert (code, made) == (2, []) and "choose another OUTPUT" in said and (model / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("NPROC", "x", "NPROC 'x' is not a whole number of at least 1"),
+        ("TP", "0", "TP '0' is not a whole number of at least 1"),
+        ("DRY_RUN", "yes", "DRY_RUN 'yes' is neither 0 nor 1"),
+        ("RESELECT", "no", "RESELECT 'no' is neither 0 nor 1"),
+        ("COLLECTION", "nowhere", "no queries.tsv there"),
+        ("HELD_OUT", "nowhere.qids", "HELD_OUT 'nowhere.qids' is no file"),
+        ("HEADS", "nowhere.json", "HEADS 'nowhere.json' is no file"),
+    ],
+)
+def test_a_wrong_setting_is_one_line(pipeline, variable, value, words):
+    code, made, said = pipeline.run(**{variable: value})
+    assert (code, made, len(said.splitlines())) == (2, [], 1) and words in said
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"), [("VARIANTS", "full odd", "unknown variant 'odd'"), ("HEADS", "x", "HEADS is set")]
+)
+def test_ablations_refuse_before_anything_is_trained(pipeline, variable, value, words):
+    code, made, said = pipeline.run(script="ablations.sh", **{variable: value})
+    assert (code, made) == (2, []) and words in said
+
+
+class TestTuning:
+    """launch/tune.sh with the same stand-in."""
+
+    def run(self, pipeline: Pipeline, rows: str, **variables: str) -> tuple[int, list[str], str]:
+        (pipeline.folder / "rows.tsv").write_text(rows)
+        settings = {"SETTINGS": str(pipeline.folder / "rows.tsv"), "VALID_QUERIES": str(pipeline.folder / "held.qids")}
+        return pipeline.run(script="tune.sh", **{**settings, **variables})
+
+    def test_rows_run_once_and_a_changed_row_again(self, pipeline):
+        code, made, _ = self.run(pipeline, "a\t--lr 1e-4\n# no row\nb\t")  # no line end after the last
+        assert (code, made) == (0, ["pairs", "pairs", "select-heads", "pretrain_headrank.py", "pretrain_headrank.py", "report"])
+        assert self.run(pipeline, "a\t--lr 1e-4\nb\t\n")[1] == ["report"]
+        assert self.run(pipeline, "a\t--lr 2e-4\nb\t\n")[1] == ["pretrain_headrank.py", "report"]
+        assert "--lr 2e-4" in pipeline.calls.read_text()
+        assert self.run(pipeline, "b\t\n", ITERATIONS="9")[1] == ["pretrain_headrank.py", "report"]
+
+    @pytest.mark.parametrize(
+        ("rows", "variables", "words"),
+        [
+            ("a --seed 3\n", {}, "a tab parts it from its flags"),
+            ("../evil\t\n", {}, "'../evil' is no name"),
+            ("a\t\na\t--lr 1\n", {}, "'a' is there twice"),
+            ("# nothing\n", {}, "no rows"),
+            ("a\t\n", {"JOBS": "0"}, "JOBS '0' is not a whole number"),
+            ("a\t\n", {"ITERATIONS": "abc"}, "ITERATIONS 'abc' is not a whole number"),
+            ("a\t\n", {"VALID_QUERIES": ""}, "VALID_QUERIES is missing"),
+            ("a\t\n", {"COLLECTION": "nowhere"}, "no queries.tsv there"),
+        ],
+    )
+    def test_a_mistake_is_one_line_before_anything_runs(self, pipeline, rows, variables, words):
+        code, made, said = self.run(pipeline, rows, **variables)
+        assert (code, made, len(said.splitlines())) == (2, [], 1) and words in said
 
 
 def test_a_missing_output_is_made_again(pipeline):

@@ -1,0 +1,40 @@
+# shellcheck shell=bash
+# For the launchers, sourced from the checkout's root: checks that end with one line and exit code 2, and steps that are not done twice.
+
+stop() { echo "${0##*/}: $*" >&2; exit 2; }
+
+need_number() { # NAME [LEAST]: the variable of this name is a whole number of at least LEAST (1)
+    if [[ ! ${!1} =~ ^[0-9]+$ ]] || ((10#${!1} < ${2:-1})); then stop "$1 '${!1}' is not a whole number of at least ${2:-1}"; fi
+}
+
+need_switch() { # NAME...: each of these variables is 0 or 1
+    local name
+    for name in "$@"; do [[ ${!name} == [01] ]] || stop "$name '${!name}' is neither 0 nor 1"; done
+}
+
+need_collections() { # NAME FOLDER...: every folder of the variable NAME has what a collection has
+    local name=$1 folder file; shift
+    (($#)) || stop "$name is empty; give collection folders"
+    for folder in "$@"; do
+        for file in queries.tsv qrels.txt run.bm25.txt; do
+            [[ -f $folder/$file ]] || stop "$name '$folder': no $file there (a relative path is taken from $PWD)"
+        done
+    done
+}
+
+need_file() { # NAME...: each of these variables is empty or names a file
+    local name
+    for name in "$@"; do [[ -z ${!name} || -f ${!name} ]] || stop "$name '${!name}' is no file (a relative path is taken from $PWD)"; done
+}
+
+run() { if ((DRY_RUN)); then printf ' %q' "$@"; printf '\n'; else "$@"; fi; }
+
+# once OUTPUT INPUT COMMAND...: run COMMAND unless this very command made OUTPUT after INPUT was made
+once() {
+    local output=$1 input=$2 stamp=$1.command; shift 2
+    if [[ -f $output && ! $input -nt $output && -f $stamp && $(<"$stamp") == "$*" ]]; then echo "done before: $output"; return; fi
+    if ((DRY_RUN)); then run "$@"; return; fi
+    mkdir -p "$(dirname "$output")" && rm -f "$stamp"
+    "$@"
+    echo "$*" >"$stamp"
+}
