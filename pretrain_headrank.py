@@ -9,15 +9,12 @@ Started again with the same arguments it goes on from the last good checkpoint i
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 
 from headrank.errors import InputError
-from headrank.files import require_writable
 from megatron_patches.arguments import parse_arguments
 
 
@@ -31,33 +28,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(args)
     except InputError as error:
-        if os.environ.get("RANK", "0") == "0":
+        if _is_speaker():
             sys.stderr.write(f"pretrain_headrank.py: {error}\n")
         return 2
     finally:
         device.shutdown()
 
 
+def _is_speaker() -> bool:
+    """Whether this process tells the user: rank 0, and every process that does not know its rank."""
+    from megatron_patches import device
+
+    try:
+        return device.world_from_environment()[0] == 0
+    except InputError:
+        return True
+
+
 def run(args: argparse.Namespace) -> int:
     """Check everything that can be checked cheaply, then build and train."""
     started = time.monotonic()
     from megatron_patches import device
-    from megatron_patches.config import check_backend, check_heads, check_network_flags, config_from
+    from megatron_patches.config import check_heads, check_network_flags, config_from
+    from megatron_patches.config_checks import check_log_level, check_machine, check_outputs
+    from megatron_patches.layer_spec import has_transformer_engine
     from megatron_patches.run_setup import load_heads, prepare_run, resolve_model
     from megatron_patches.shape import ModelShape
     from megatron_patches.training import train
-    from megatron_patches.training_log import METRICS_FILE, set_up_logging
+    from megatron_patches.training_log import set_up_logging
 
-    rank = int(os.environ.get("RANK", "0"))
+    rank, world_size, _ = device.world_from_environment()
+    check_log_level()
     set_up_logging(rank)
-    config = resolve_model(config_from(args, int(os.environ.get("WORLD_SIZE", "1"))))
-    check_backend(args, device.has_cuda())
+    config = config_from(args, world_size)
+    check_machine(args, has_cuda=device.has_cuda(), has_transformer_engine=has_transformer_engine())
+    config = resolve_model(config)
     shape = ModelShape.from_hf(config.model)
     check_network_flags(args, shape)
     heads = load_heads(config, shape)
     check_heads(heads, shape, config)
-    if config.save is not None and rank == 0:
-        require_writable(Path(config.save) / METRICS_FILE)
+    check_outputs(args, is_writer=rank == 0)
     device.initialize(config.tensor_parallel, seed=config.seed, timeout_minutes=config.distributed_timeout_minutes)
     device.keep_freed_memory()
     prepared, batches = prepare_run(config, shape, heads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from headrank.errors import InputError
@@ -30,11 +31,12 @@ class LossSettings:
             raise InputError(f"loss: objective {self.objective!r} is not one of {', '.join(OBJECTIVES)}")
         if self.scaling not in SCALINGS:
             raise InputError(f"loss: scaling {self.scaling!r} is not one of {', '.join(SCALINGS)}")
-        if not self.scale > 0 or not self.temperature > 0:
-            raise InputError(f"loss: scale {self.scale} and temperature {self.temperature} must be above 0")
+        for name in ("scale", "temperature"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InputError(f"loss: {name} {getattr(self, name)} must be finite and above 0")
         for name in ("margin", "linear_weight", "proximal_weight", "entropy_weight", "variance_weight"):
-            if not getattr(self, name) >= 0:
-                raise InputError(f"loss: {name} {getattr(self, name)} must not be negative")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"loss: {name} {getattr(self, name)} must be finite and not negative")
 
     @property
     def needs_reference(self) -> bool:

@@ -1,4 +1,4 @@
-"""One frozen configuration of a run, made from the command line; everything contradictory is refused here, with what to change.
+"""One frozen configuration of a run, made from the command line once config_checks.py has refused what is contradictory.
 
 Functions of the loop receive this object, never the argument namespace. It is printed once and saved with every checkpoint.
 """
@@ -16,6 +16,7 @@ from headrank.errors import InputError
 from headrank.heads import HeadSet
 from headrank.loss_settings import DEFAULT_SCALES, LossSettings
 from megatron_patches.arguments import NETWORK_FLAGS
+from megatron_patches.config_checks import check_flags
 from megatron_patches.shape import ModelShape, check_tensor_parallel_size
 
 
@@ -113,10 +114,9 @@ class TrainingConfig:
 
 def config_from(args: argparse.Namespace, world_size: int) -> TrainingConfig:
     """Check the flags against each other and the number of processes, and freeze them."""
-    _refuse_unsupported(args)
-    _check_values(args)
+    check_flags(args)
     tensor_parallel = args.tensor_model_parallel_size
-    if tensor_parallel < 1 or world_size % tensor_parallel:
+    if world_size % tensor_parallel:
         raise InputError(
             f"--tensor-model-parallel-size {tensor_parallel} does not divide the {world_size} processes; "
             "change it or torchrun's --nproc-per-node"
@@ -173,69 +173,6 @@ def _loss_from(args: argparse.Namespace) -> LossSettings:
         variance_weight=args.headrank_eta,
         temperature=args.headrank_temperature,
     )
-
-
-def _refuse_unsupported(args: argparse.Namespace) -> None:
-    """What Megatron can do and this recipe cannot."""
-    refusals = [
-        (args.pipeline_model_parallel_size > 1, ("--pipeline-model-parallel-size above 1 is not supported: core heads lie in many layers "
-         "and share one loss; use tensor and data parallelism")),
-        (args.context_parallel_size > 1, "--context-parallel-size above 1 is not supported: I_q attends to the whole sequence; remove it"),
-        (args.fp16, "--fp16 is not supported: calibrated masses lose their digits in float16; use --bf16 or nothing"),
-        (args.recompute_granularity == "selective", ("--recompute-granularity selective drops the attention rows the loss reads; "
-         "use --recompute-granularity full (or --recompute-activations)")),
-        (args.ckpt_format != "torch_dist", f"--ckpt-format {args.ckpt_format} is not supported; use torch_dist"),
-        (args.attention_dropout != 0 or args.hidden_dropout != 0, ("dropout must be 0: scores are read from attention and compared with a "
-         "frozen reference; remove --attention-dropout and --hidden-dropout")),
-        (args.overlap_param_gather and not args.use_distributed_optimizer, "--overlap-param-gather needs --use-distributed-optimizer"),
-        (args.train_iters is not None and args.train_samples is not None, "--train-iters and --train-samples contradict; give one"),
-        (args.eval_interval is not None and args.valid_data_path is None, "--eval-interval needs held-out queries; add --valid-data-path"),
-        (args.save_interval is not None and args.save is None, "--save-interval needs a directory; add --save"),
-        (args.override_opt_param_scheduler and args.use_checkpoint_opt_param_scheduler, ("--override-opt-param-scheduler and "
-         "--use-checkpoint-opt-param-scheduler contradict each other; give one")),
-    ]  # fmt: skip
-    for is_wrong, message in refusals:
-        if is_wrong:
-            raise InputError(message)
-
-
-def _check_values(args: argparse.Namespace) -> None:
-    """Required flags are there and numbers are in range."""
-    for flag, value in (
-        ("--headrank-model", args.headrank_model),
-        ("--headrank-heads", args.headrank_heads),
-        ("--train-data-path", args.train_data_path),
-        ("--lr", args.lr),
-    ):
-        if value is None:
-            raise InputError(f"{flag} is missing; see --help")
-    positive = ("train_iters", "train_samples", "save_interval", "eval_interval", "eval_iters", "exit_interval", "log_interval",
-                "seq_length", "headrank_pairs_per_context", "headrank_epochs", "headrank_max_nan_steps", "lr", "micro_batch_size",
-                "global_batch_size")  # fmt: skip
-    for name in positive:
-        value = getattr(args, name)
-        if value is not None and not value > 0:
-            raise InputError(f"--{name.replace('_', '-')} {value} must be above 0")
-    for name in ("min_lr", "lr_warmup_iters", "lr_warmup_init", "weight_decay", "clip_grad"):
-        if not getattr(args, name) >= 0:
-            raise InputError(f"--{name.replace('_', '-')} {getattr(args, name)} must not be below 0")
-    for name in ("adam_beta1", "adam_beta2"):
-        if not 0 <= getattr(args, name) < 1:
-            raise InputError(f"--{name.replace('_', '-')} {getattr(args, name)} must be at least 0 and below 1")
-    if args.min_lr > args.lr:
-        raise InputError(f"--min-lr {args.min_lr} is above --lr {args.lr}")
-    if args.lr_warmup_fraction is not None and not 0 <= args.lr_warmup_fraction < 1:
-        raise InputError(f"--lr-warmup-fraction {args.lr_warmup_fraction} must be at least 0 and below 1")
-    if args.headrank_permutations < 0 or args.headrank_keep_checkpoints < 0:
-        raise InputError("--headrank-permutations and --headrank-keep-checkpoints must not be negative")
-
-
-def check_backend(args: argparse.Namespace, has_cuda: bool) -> None:
-    """The backend follows from the machine; asking for the other one is a mistake worth a line."""
-    natural = "nccl" if has_cuda else "gloo"
-    if args.distributed_backend not in (None, natural):
-        machine = "has GPUs" if has_cuda else "has no GPU that torch can use"
-        raise InputError(f"--distributed-backend {args.distributed_backend}: this machine {machine}; use {natural} or remove the flag")
 
 
 def check_network_flags(args: argparse.Namespace, shape: ModelShape) -> None:

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from headrank.errors import InputError
 
 _cpu_mode: _CpuForCuda | None = None
+_LAUNCHER_NUMBERS = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_PORT": "29500"}  # and what holds without torchrun
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # names of glibc's malloc.h
 
 
@@ -46,7 +47,7 @@ def initialize(tensor_model_parallel_size: int = 1, *, seed: int = 1234, timeout
     """
     from megatron.core import parallel_state, tensor_parallel
 
-    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    rank, world_size, local_rank = world_from_environment()
     if world_size % tensor_model_parallel_size:
         raise InputError(
             f"--tensor-model-parallel-size {tensor_model_parallel_size} does not divide the {world_size} process(es) of this run; "
@@ -54,9 +55,10 @@ def initialize(tensor_model_parallel_size: int = 1, *, seed: int = 1234, timeout
         )
     install_cpu_backend()
     if has_cuda():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(local_rank)
     if not torch.distributed.is_initialized():
-        rendezvous: dict[str, Any] = {} if "WORLD_SIZE" in os.environ else {"store": torch.distributed.HashStore()}
+        is_launched = all(os.environ.get(name) for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+        rendezvous: dict[str, Any] = {} if is_launched else {"store": torch.distributed.HashStore()}
         torch.distributed.init_process_group(
             backend="nccl" if has_cuda() else "gloo",
             rank=rank,
@@ -71,6 +73,22 @@ def initialize(tensor_model_parallel_size: int = 1, *, seed: int = 1234, timeout
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=tensor_model_parallel_size)
     torch.manual_seed(seed)
     tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
+
+
+def world_from_environment() -> tuple[int, int, int]:
+    """RANK, WORLD_SIZE and LOCAL_RANK as torchrun sets them, or a world of one; a set that is broken or half there is refused."""
+    remedy = "start the program with torchrun, or unset torchrun's variables"
+    numbers = {name: os.environ.get(name, default) for name, default in _LAUNCHER_NUMBERS.items()}
+    for name, text in numbers.items():
+        if not text.isdecimal():
+            raise InputError(f"{name} {text!r} in the environment is not a number; {remedy}")
+    rank, world_size, local_rank, _ = map(int, numbers.values())
+    if rank >= world_size:
+        raise InputError(f"RANK {rank} in the environment does not fit into WORLD_SIZE {world_size}; {remedy}")
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if world_size > 1 and missing:
+        raise InputError(f"WORLD_SIZE {world_size} in the environment without {', '.join(missing)}; {remedy}")
+    return rank, world_size, local_rank
 
 
 def keep_freed_memory() -> None:

@@ -56,7 +56,7 @@ def build_transformer_config(
     """
     check_tensor_parallel_size(shape, tensor_model_parallel_size)
     if sequence_parallel and not has_transformer_engine():
-        raise InputError("--sequence-parallel needs Transformer Engine (torch's RMSNorm does not support it); install headrank[te]")
+        raise InputError("--sequence-parallel needs Transformer Engine (torch's RMSNorm does not support it); install headrank[gpu]")
     settings: dict[str, Any] = {
         "num_layers": shape.layers,
         "hidden_size": shape.hidden,

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoTokenizer
@@ -15,13 +16,14 @@ from transformers import AutoTokenizer
 from data_tools.training_set import Sample, TrainingSet
 from headrank.errors import InputError
 from headrank.heads import HeadSet, head_name
-from headrank.model_config import load_config
+from headrank.model_config import first_line, load_config
 from headrank.spans import PromptEncoder
 from megatron_patches import device
 from megatron_patches.assembly import build_optimizer, build_policy, data_parallel_rank, is_first_tensor_rank, saving_report, wrap_model
 from megatron_patches.batches import Batch, training_batches
 from megatron_patches.checkpoint import checkpoint_directory
 from megatron_patches.config import TrainingConfig
+from megatron_patches.config_checks import require_place
 from megatron_patches.held_out import held_out_samples, score_sample
 from megatron_patches.model import HeadRankModel
 from megatron_patches.parallel_scores import gather_from_all
@@ -58,9 +60,22 @@ def load_heads(config: TrainingConfig, shape: ModelShape) -> HeadSet:
 
 def open_training_set(config: TrainingConfig, shape: ModelShape, heads: HeadSet, directory: str) -> TrainingSet:
     """The samples of a directory, tokenised for this model with the prompt the heads were selected with."""
-    tokenizer = AutoTokenizer.from_pretrained(config.tokenizer or config.model)
-    encoder = PromptEncoder(tokenizer, heads.prompt, config.seq_length or shape.max_positions)
+    encoder = PromptEncoder(_tokenizer(config), heads.prompt, config.seq_length or shape.max_positions)
     return TrainingSet(directory, encoder, config.pairs_per_context, config.seed, config.permutations, epoch=config.epoch_unit)
+
+
+def _tokenizer(config: TrainingConfig) -> Any:
+    """The tokenizer of --tokenizer-model or of the model; transformers makes an empty one where files are missing."""
+    flag, directory = ("--headrank-model", config.model) if config.tokenizer is None else ("--tokenizer-model", config.tokenizer)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory)
+    except Exception as error:
+        raise InputError(
+            f"{flag} {directory}: no tokenizer that can be loaded ({first_line(error)}); give a directory with tokenizer.json"
+        ) from error
+    if not tokenizer("relevant", add_special_tokens=False)["input_ids"]:
+        raise InputError(f"{flag} {directory}: the tokenizer knows no words; is tokenizer.json missing?")
+    return tokenizer
 
 
 def prepare_run(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> tuple[Run, Iterator[Batch]]:
@@ -158,6 +173,8 @@ def _reference(
     if missing or not is_resuming:
         load_start_weights(config, policy)
     if missing:
+        if path is not None and Path(path).is_file():  # a new one was tried before the data were read
+            require_place("--headrank-reference-cache", path)
         logger.info("reference scores: computing %d of %d contexts", len(missing), len(needed))
         reference.compute(
             (data.whole_context(context, order) for context, order in missing),

@@ -10,11 +10,15 @@ import pytest
 from headrank.errors import InputError
 from headrank.heads import HeadSet
 from megatron_patches.arguments import HEADRANK_FLAGS, MEGATRON_FLAGS, NETWORK_FLAGS, build_parser, parse_arguments
-from megatron_patches.config import changed_fields, check_backend, check_heads, check_network_flags, config_from
+from megatron_patches.config import changed_fields, check_heads, check_network_flags, config_from
+from megatron_patches.config_checks import check_machine
 from megatron_patches.shape import ModelShape
 from tests.tiny_models import tiny_config
 
 REQUIRED = ["--headrank-model", "m", "--headrank-heads", "h.json", "--train-data-path", "d", "--lr", "1e-5"]
+FLAGS = [flag for flags in MEGATRON_FLAGS.values() for flag in flags] + HEADRANK_FLAGS
+FLOAT_FLAGS = [name for name, options in FLAGS if options.get("type") is float]
+PATH_FLAGS = [name for name, options in FLAGS if options.get("metavar") in ("DIR", "FILE") and options["default"] is None]
 
 
 def config(*flags: str, world_size: int = 1):
@@ -25,7 +29,11 @@ def config(*flags: str, world_size: int = 1):
     ("flags", "world_size", "words"),
     [
         (["--pipeline-model-parallel-size", "2"], 2, "tensor and data parallelism"),
+        (["--pipeline-model-parallel-size", "0"], 1, "--pipeline-model-parallel-size 0 is not supported"),
         (["--context-parallel-size", "2"], 2, "remove it"),
+        (["--context-parallel-size", "-1"], 1, "--context-parallel-size -1 is not supported"),
+        (["--tensor-model-parallel-size", "0"], 1, "--tensor-model-parallel-size 0 must be above 0"),
+        (["--recompute-num-layers", "5"], 1, "use 1 or remove it"),
         (["--fp16"], 1, "--bf16"),
         (["--recompute-granularity", "selective"], 1, "--recompute-granularity full"),
         (["--ckpt-format", "torch"], 1, "torch_dist"),
@@ -40,17 +48,71 @@ def config(*flags: str, world_size: int = 1):
         (["--global-batch-size", "-2"], 1, "--global-batch-size -2 must be above 0"),
         (["--global-batch-size", "0"], 1, "--global-batch-size 0 must be above 0"),
         (["--micro-batch-size", "0"], 1, "--micro-batch-size 0 must be above 0"),
-        (["--clip-grad", "nan"], 1, "--clip-grad nan must not be below 0"),
+        (["--clip-grad", "nan"], 1, "--clip-grad nan is not a finite number"),
         (["--adam-beta2", "1"], 1, "--adam-beta2 1.0 must be at least 0 and below 1"),
         (["--min-lr", "1"], 1, "above --lr"),
-        (["--headrank-margin", "-1"], 1, "negative"),
-        (["--headrank-permutations", "-1"], 1, "negative"),
+        (["--lr-warmup-init", "1"], 1, "--lr-warmup-init 1.0 is above --lr"),
+        (["--lr-warmup-iters", "5", "--lr-warmup-fraction", "0.1"], 1, "give one"),
+        (["--lr-warmup-iters", "5", "--train-iters", "4"], 1, "--lr-warmup-iters 5 is longer than the 4 steps"),
+        (["--lr-warmup-iters", "5", "--train-iters", "9", "--lr-decay-iters", "3"], 1, "longer than the 3 steps"),
+        (["--seed", "-1"], 1, "--seed -1 must not be below 0"),
+        (["--seed", "9" * 23], 1, "--seed 9+ must be at most"),
+        (["--distributed-timeout-minutes", "-1"], 1, "--distributed-timeout-minutes -1 must be from 1"),
+        (["--distributed-timeout-minutes", "2000000000"], 1, "a year"),
+        (["--headrank-epochs", "1e300"], 1, "--headrank-epochs 1e[+]300 must be above 0 and at most"),
+        (["--finetune"], 1, "add --load or --pretrained-checkpoint"),
+        (["--finetune", "--load", "run", "--save", "./other/../run/"], 1, "another --save"),
+        (["--headrank-permutations", "-1"], 1, "--headrank-permutations -1 must be from 0 to 100"),
+        (["--headrank-permutations", "101"], 1, "--headrank-permutations 101 must be from 0 to 100: each is another order"),
         (["--override-opt-param-scheduler", "--use-checkpoint-opt-param-scheduler"], 1, "give one"),
     ],
 )
 def test_contradictions_are_refused_with_what_to_change(flags, world_size, words):
     with pytest.raises(InputError, match=words):
         config(*flags, world_size=world_size)
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "-inf"])
+@pytest.mark.parametrize("flag", FLOAT_FLAGS)
+def test_a_number_that_is_not_finite_is_refused_by_its_flag(flag, value):
+    with pytest.raises(InputError, match=f"^{flag} {value} is not a finite number"):
+        config(f"{flag}={value}")
+
+
+@pytest.mark.parametrize("flag", ["alpha", "beta", "gamma", "eta", "margin"])
+def test_a_negative_weight_is_refused_by_its_flag(flag):
+    with pytest.raises(InputError, match=f"^--headrank-{flag} -1.0 must not be below 0"):
+        config(f"--headrank-{flag}", "-1")
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("--adam-eps", "--lr-decay-iters", "--exit-duration-in-mins", "--tensorboard-log-interval"),
+        *("--headrank-temperature", "--headrank-score-scale", "--headrank-epochs"),
+    ],
+)
+@pytest.mark.parametrize("value", ["0", "-5"])
+def test_a_number_that_must_be_above_zero_is_refused_by_its_flag(flag, value):
+    with pytest.raises(InputError, match=f"^{flag} {value}(.0)? must be above 0"):
+        config(flag, value)
+
+
+@pytest.mark.parametrize("value", ["", " "])
+@pytest.mark.parametrize("flag", PATH_FLAGS)
+def test_an_unset_shell_variable_is_no_path(flag, value):
+    with pytest.raises(InputError, match=f"^{flag} is empty"):
+        config(flag, value)
+
+
+def test_what_looks_alike_but_is_meant_is_accepted(tmp_path):
+    other = str(tmp_path / "other")
+    assert config("--finetune", "--load", str(tmp_path), "--save", other).finetune
+    assert config("--finetune", "--pretrained-checkpoint", str(tmp_path), "--save", other).finetune
+    assert config("--lr-warmup-iters", "0", "--lr-warmup-fraction", "0.1").schedule.lr_warmup_fraction == 0.1
+    assert config("--lr-warmup-iters", "4", "--train-iters", "4").schedule.lr_warmup_iters == 4
+    assert config("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1").recompute
+    assert config("--headrank-permutations", "100", "--wandb-project", "").permutations == 100
 
 
 @pytest.mark.parametrize("missing", ["--headrank-model", "--headrank-heads", "--train-data-path", "--lr"])
@@ -99,11 +161,21 @@ def test_network_flags_must_agree_with_the_model():
         check_network_flags(parse_arguments(["--num-layers", "5"]), shape_of_tiny_qwen())
 
 
-def test_the_backend_must_fit_the_machine():
-    check_backend(parse_arguments(["--distributed-backend", "gloo"]), has_cuda=False)
-    check_backend(parse_arguments([]), has_cuda=True)
-    with pytest.raises(InputError, match="use gloo"):
-        check_backend(parse_arguments(["--distributed-backend", "nccl"]), has_cuda=False)
+@pytest.mark.parametrize(
+    ("flags", "has_gpu", "words"),
+    [
+        (["--distributed-backend", "nccl"], False, "use gloo"),
+        (["--distributed-backend", "gloo"], True, "use nccl"),
+        (["--transformer-impl", "transformer_engine"], False, r"headrank\[gpu\]\); use local"),
+        (["--transformer-impl", "local"], True, "use transformer_engine"),
+        (["--sequence-parallel"], False, "--sequence-parallel needs Transformer Engine"),
+    ],
+)
+def test_flags_must_fit_the_machine(flags, has_gpu, words):
+    check_machine(parse_arguments(flags), has_cuda=not has_gpu, has_transformer_engine=not has_gpu)
+    check_machine(parse_arguments([]), has_cuda=has_gpu, has_transformer_engine=has_gpu)
+    with pytest.raises(InputError, match=words):
+        check_machine(parse_arguments(flags), has_cuda=has_gpu, has_transformer_engine=has_gpu)
 
 
 def test_a_changed_objective_is_noticed_on_resume():
@@ -113,8 +185,7 @@ def test_a_changed_objective_is_noticed_on_resume():
 
 
 def test_every_flag_is_explained_by_a_sentence():
-    flags = [flag for flags in MEGATRON_FLAGS.values() for flag in flags] + HEADRANK_FLAGS + [flag for flag, _ in NETWORK_FLAGS.values()]
-    for name, options in flags:
+    for name, options in FLAGS + [flag for flag, _ in NETWORK_FLAGS.values()]:
         text = options["help"].split(" (default")[0]
         assert text[0].isupper() or text[0] in "'-1nrb" or text.startswith("heads.json"), name
         assert text.rstrip().endswith("."), name

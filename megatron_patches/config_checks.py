@@ -1,0 +1,166 @@
+"""What a command line may not say: tables of mistakes, each one line that names the flag and what to change.
+
+Nothing here needs torch or a process group, so a mistake is found before data, models or scores are touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import logging
+import math
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from headrank.errors import InputError
+from headrank.files import require_writable
+
+MOST_PERMUTATIONS = 100
+_LARGEST_INTEGER = 2**31 - 1
+_MINUTES_OF_A_YEAR = 525_600
+_MOST_EPOCHS = 1_000_000
+_REQUIRED = ("headrank_model", "headrank_heads", "train_data_path", "lr")
+
+# what a value that is given must satisfy, in words, and the attributes it holds for
+_RANGES: list[tuple[Callable[[float], bool], str, tuple[str, ...]]] = [
+    (lambda value: value > 0, "must be above 0", (
+        "train_iters", "train_samples", "save_interval", "eval_interval", "eval_iters", "exit_interval", "exit_duration_in_mins",
+        "log_interval", "tensorboard_log_interval", "seq_length", "micro_batch_size", "global_batch_size", "tensor_model_parallel_size",
+        "lr", "lr_decay_iters", "adam_eps", "headrank_pairs_per_context", "headrank_max_nan_steps", "headrank_temperature",
+        "headrank_score_scale")),
+    (lambda value: value >= 0, "must not be below 0", (
+        "seed", "min_lr", "lr_warmup_iters", "lr_warmup_init", "weight_decay", "clip_grad", "num_workers", "headrank_keep_checkpoints",
+        "headrank_alpha", "headrank_beta", "headrank_gamma", "headrank_eta", "headrank_margin")),
+    (lambda value: 0 <= value < 1, "must be at least 0 and below 1", ("adam_beta1", "adam_beta2", "lr_warmup_fraction")),
+    (lambda value: 0 < value <= _MINUTES_OF_A_YEAR, f"must be from 1 to {_MINUTES_OF_A_YEAR}, a year", ("distributed_timeout_minutes",)),
+    (lambda value: 0 < value <= _MOST_EPOCHS, f"must be above 0 and at most {_MOST_EPOCHS}", ("headrank_epochs",)),
+    (lambda value: 0 <= value <= MOST_PERMUTATIONS, (
+        f"must be from 0 to {MOST_PERMUTATIONS}: each is another order of every list to score and to keep"), ("headrank_permutations",)),
+]  # fmt: skip
+
+
+def check_flags(args: argparse.Namespace) -> None:
+    """Refuse values that are missing, empty or out of range, then flags that contradict each other or this recipe."""
+    for name, value in vars(args).items():
+        if isinstance(value, str) and not value.strip() and not name.startswith("wandb_"):
+            raise InputError(f"{_flag(name)} is empty (an unset shell variable?); give a value or remove the flag")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"{_flag(name)} {value} is not a finite number")
+        if isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
+            raise InputError(f"{_flag(name)} {value} must be at most {_LARGEST_INTEGER} in size")
+    for name in _REQUIRED:
+        if getattr(args, name) is None:
+            raise InputError(f"{_flag(name)} is missing; see --help")
+    for is_right, words, names in _RANGES:
+        for name in names:
+            value = getattr(args, name)
+            if value is not None and not is_right(value):
+                raise InputError(f"{_flag(name)} {value} {words}")
+    _refuse(_unsupported(args))
+    _refuse(_contradictions(args))
+
+
+def _unsupported(args: argparse.Namespace) -> list[tuple[bool, str]]:
+    """What Megatron can do and this recipe cannot."""
+    return [
+        (args.pipeline_model_parallel_size != 1, (f"--pipeline-model-parallel-size {args.pipeline_model_parallel_size} is not supported, "
+         "only 1: core heads lie in many layers and share one loss; use tensor and data parallelism")),
+        (args.context_parallel_size != 1, (f"--context-parallel-size {args.context_parallel_size} is not supported, only 1: "
+         "I_q attends to the whole sequence; remove it")),
+        (args.fp16, "--fp16 is not supported: calibrated masses lose their digits in float16; use --bf16 or nothing"),
+        (args.recompute_granularity == "selective", ("--recompute-granularity selective drops the attention rows the loss reads; "
+         "use --recompute-granularity full (or --recompute-activations)")),
+        (args.recompute_num_layers not in (None, 1), (f"--recompute-num-layers {args.recompute_num_layers} is not supported: "
+         "layers are recomputed one by one; use 1 or remove it")),
+        (args.ckpt_format != "torch_dist", f"--ckpt-format {args.ckpt_format} is not supported; use torch_dist"),
+        (args.attention_dropout != 0 or args.hidden_dropout != 0, ("dropout must be 0: scores are read from attention and compared with a "
+         "frozen reference; remove --attention-dropout and --hidden-dropout")),
+    ]  # fmt: skip
+
+
+def _contradictions(args: argparse.Namespace) -> list[tuple[bool, str]]:
+    """Flags that do not go together; values are known to be in range."""
+    shortest = min([length for length in (args.train_iters, args.lr_decay_iters) if length is not None], default=None)
+    return [
+        (args.overlap_param_gather and not args.use_distributed_optimizer, "--overlap-param-gather needs --use-distributed-optimizer"),
+        (args.train_iters is not None and args.train_samples is not None, "--train-iters and --train-samples contradict; give one"),
+        (args.eval_interval is not None and args.valid_data_path is None, "--eval-interval needs held-out queries; add --valid-data-path"),
+        (args.save_interval is not None and args.save is None, "--save-interval needs a directory; add --save"),
+        (args.override_opt_param_scheduler and args.use_checkpoint_opt_param_scheduler, ("--override-opt-param-scheduler and "
+         "--use-checkpoint-opt-param-scheduler contradict each other; give one")),
+        (args.min_lr > args.lr, f"--min-lr {args.min_lr} is above --lr {args.lr}; lower it"),
+        (args.lr_warmup_init > args.lr, f"--lr-warmup-init {args.lr_warmup_init} is above --lr {args.lr}; lower it"),
+        (args.lr_warmup_iters > 0 and args.lr_warmup_fraction is not None, ("--lr-warmup-iters and --lr-warmup-fraction "
+         "contradict; give one")),
+        (shortest is not None and args.lr_warmup_iters > shortest, (f"--lr-warmup-iters {args.lr_warmup_iters} is longer than the "
+         f"{shortest} steps of --train-iters or --lr-decay-iters; lower it")),
+        (args.finetune and args.load is None and args.pretrained_checkpoint is None, ("--finetune needs weights to start from; "
+         "add --load or --pretrained-checkpoint, or remove it")),
+        (args.finetune and args.load is not None and args.save is not None and os.path.realpath(args.load) == os.path.realpath(args.save),
+         f"--finetune starts again at iteration 0, but --load and --save are both {args.save}; give another --save"),
+    ]  # fmt: skip
+
+
+def check_machine(args: argparse.Namespace, *, has_cuda: bool, has_transformer_engine: bool) -> None:
+    """Backend and layers follow from the machine; asking for others is a mistake worth a line."""
+    backend, machine = ("nccl", "has GPUs") if has_cuda else ("gloo", "has no GPU that torch can use")
+    layers = "transformer_engine" if has_transformer_engine else "local"
+    there = "is installed and always used" if has_transformer_engine else "cannot be used here (it needs a GPU and headrank[gpu])"
+    _refuse([
+        (args.distributed_backend not in (None, backend),
+         f"--distributed-backend {args.distributed_backend}: this machine {machine}; use {backend} or remove the flag"),
+        (args.transformer_impl not in (None, layers),
+         f"--transformer-impl {args.transformer_impl}: Transformer Engine {there}; use {layers} or remove the flag"),
+        (args.sequence_parallel and not has_transformer_engine,
+         f"--sequence-parallel needs Transformer Engine, which {there}; remove the flag"),
+    ])  # fmt: skip
+
+
+def check_log_level() -> None:
+    """HEADRANK_LOG is one of logging's names."""
+    level = os.environ.get("HEADRANK_LOG", "INFO")
+    if not isinstance(logging.getLevelName(level), int):
+        raise InputError(f"HEADRANK_LOG {level!r} in the environment is not a level; use DEBUG, INFO, WARNING or ERROR, or unset it")
+
+
+def check_outputs(args: argparse.Namespace, *, is_writer: bool) -> None:
+    """Packages that write are installed and, for the rank that writes, places can be written to."""
+    for flag, package, wanted in (
+        ("--tensorboard-dir", "tensorboard", args.tensorboard_dir),
+        ("--wandb-project", "wandb", args.wandb_project),
+    ):
+        # a folder that happens to be called wandb (wandb itself leaves one) has a spec, but no origin
+        if wanted and getattr(importlib.util.find_spec(package), "origin", None) is None:
+            raise InputError(f"{flag} needs the {package} package: pip install {package}")
+    if not is_writer:
+        return
+    for name in ("save", "tensorboard_dir", "wandb_save_dir"):
+        if getattr(args, name):
+            require_place(_flag(name), Path(getattr(args, name)) / "metrics.jsonl")
+    cache = args.headrank_reference_cache
+    if cache is not None and not os.path.isfile(cache):  # a finished cache is only read, and may lie where nobody writes
+        require_place("--headrank-reference-cache", cache)
+
+
+def require_place(flag: str, path: str | Path) -> None:
+    """Refuse a file that could not be written; the message names the flag that asked for it."""
+    if os.path.isdir(path):
+        raise InputError(f"{flag} {path} is a folder; give the name of a file")
+    try:
+        require_writable(path)
+    except InputError as error:
+        raise InputError(f"{flag} {error}") from error
+    except OSError as error:  # a folder that may not be entered, a name that is too long
+        raise InputError(f"{flag} {path}: cannot be written ({error.strerror}); choose another place") from error
+
+
+def _refuse(table: Iterable[tuple[bool, str]]) -> None:
+    for is_wrong, message in table:
+        if is_wrong:
+            raise InputError(message)
+
+
+def _flag(name: str) -> str:
+    """The spelling on the command line of an attribute."""
+    return f"--{name.replace('_', '-')}"
