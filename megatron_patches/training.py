@@ -150,8 +150,9 @@ def _count(run: Run, result: StepResult) -> None:
     run.metrics.write("skipped", progress.iteration, {"query_ids": named, "nan_streak": progress.nan_streak})
     if progress.nan_streak >= run.config.max_nan_steps:
         raise InputError(
-            f"{progress.nan_streak} steps in a row had a loss or gradient that is not finite, the last at iteration {progress.iteration} with "
-            f"query {', '.join(named)}; look at its texts, or lower --lr and give another --save, or raise --headrank-max-nan-steps"
+            f"{progress.nan_streak} steps in a row had a loss or gradient that is not finite, the last at iteration "
+            f"{progress.iteration} with query {', '.join(named)}; look at its texts, or lower --lr and give another --save, "
+            "or raise --headrank-max-nan-steps"
         )
 
 
