@@ -3,8 +3,9 @@
 #
 #   launch/demo.sh            TP=3 launch/demo.sh            DRY_RUN=1 launch/demo.sh
 #
-# Phases 1-5 are launch/pipeline.sh; then the held-out queries are reranked by BM25, ICR, CoRe heads and HeadRank, and reported. The
-# held-out queries are seen by nothing before that: neither by head selection nor by the choice of a checkpoint. What is done is skipped.
+# Heads first (CoRe's are a row of the table), then launch/pipeline.sh, then the held-out queries are reranked by BM25, ICR, CoRe heads
+# and HeadRank, and reported. They are seen by nothing before that: neither by head selection nor by the choice of a checkpoint.
+# What is done is skipped.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . launch/common.sh
@@ -18,7 +19,7 @@ SELECTION_PER_TOPIC=${SELECTION_PER_TOPIC:-1}  # training queries of each topic 
 PRUNE=${PRUNE:-0.3}  # heads come from the lower 70% of the layers: shorter forwards and training steps
 CORES=$(getconf _NPROCESSORS_ONLN)
 GIGABYTES=$(awk '/MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo 2>/dev/null || echo 16)
-export DEPTH=${DEPTH:-12} TP=${TP:-1} PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-3e-5} EPOCHS=${EPOCHS:-0.75} GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-2}
+export DEPTH=${DEPTH:-12} TP=${TP:-1} PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-1e-4} EPOCHS=${EPOCHS:-0.75} GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-2}
 need_number TP
 # lists of the judged candidates only, about 10 of a query's 20, keep a training step short; reranking sees all
 export PAIRS_FLAGS=${PAIRS_FLAGS---depth 20 --judged-only}
@@ -64,7 +65,8 @@ once "$HEADS" "$COLLECTION/qrels.txt" "${HEADRANK[@]}" select-heads --method cor
     --depth "$DEPTH" --permutations "$PERMUTATIONS" $SELECT_FLAGS --output "$OUTPUT/heads.json"
 
 say "ALPS pairs, training at TP $TP on $NPROC processes, re-selection, export"
-launch/pipeline.sh --no-save-optim "$@" # a third of the disk; a stopped demo trains again from the start
+# without the optimizer a third of the disk; a stopped demo trains again from the start
+launch/pipeline.sh --no-save-optim --lr-warmup-iters 2 --lr-decay-style cosine "$@"
 
 say "reranking the held-out queries"
 cell bm25 "$COLLECTION/run.bm25.txt" --method bm25

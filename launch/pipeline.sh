@@ -58,9 +58,8 @@ need_collections COLLECTION "${folders[@]}"
 # What is read must not lie in what is written: an artefact of another command is removed before it is made again.
 for source in "$MODEL" "$HEADS" "$HELD_OUT" "$TRAIN_QUERIES" "${folders[@]}"; do
     [[ -e $source ]] || continue
-    for artefact in "$OUTPUT"/{pairs,held-out,heads.json,model,round-}; do
-        [[ $(realpath -m "$source")/ != "$(realpath -m "$artefact")"* ]] || stop "'$source' is read and lies in '$artefact', which is written; choose another OUTPUT"
-    done
+    [[ ! $(realpath -m --relative-to="$OUTPUT" "$source")/ =~ ^(pairs|held-out|heads.json|model|round-[0-9]+)/ ]] ||
+        stop "'$source' is read, but lies where the pipeline writes; choose another OUTPUT than '$OUTPUT'"
 done
 read -ra PAIRS_EXTRA <<<"$PAIRS_FLAGS"
 read -ra SELECT_EXTRA <<<"$SELECT_FLAGS"

@@ -47,7 +47,7 @@ def demo(tiny_model: Callable[[str], Path], embedded_collection: Path, tmp_path_
 
 
 @pytest.mark.parametrize(
-    ("size", "message"), [("7", "--tensor-model-parallel-size 7 does not divide"), ("three", "TP 'three' is not a number")]
+    ("size", "message"), [("7", "--tensor-model-parallel-size 7 does not divide"), ("three", "TP 'three' is not a whole number")]
 )
 def test_a_tensor_parallel_size_that_cannot_be_is_said_at_once(
     size: str, message: str, tiny_model: Callable[[str], Path], tmp_path: Path

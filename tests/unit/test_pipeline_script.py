@@ -106,6 +106,12 @@ def test_a_model_that_lies_where_the_pipeline_writes_is_refused(pipeline, place)
     assert (code, made) == (2, []) and "choose another OUTPUT" in said and (model / "config.json").exists()
 
 
+def test_a_model_beside_what_the_pipeline_writes_is_fine(pipeline):
+    model = pipeline.output / "model-base"
+    model.mkdir(parents=True)
+    assert pipeline.run(MODEL=str(model))[:2] == (0, WHOLE)
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "words"),
     [
