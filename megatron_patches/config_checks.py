@@ -137,22 +137,21 @@ def check_outputs(args: argparse.Namespace, *, is_writer: bool) -> None:
         return
     for name in ("save", "tensorboard_dir", "wandb_save_dir"):
         if getattr(args, name):
-            require_place(_flag(name), Path(getattr(args, name)) / "metrics.jsonl")
+            require_place(_flag(name), getattr(args, name), "metrics.jsonl")
     cache = args.headrank_reference_cache
     if cache is not None and not os.path.isfile(cache):  # a finished cache is only read, and may lie where nobody writes
         require_place("--headrank-reference-cache", cache)
 
 
-def require_place(flag: str, path: str | Path) -> None:
-    """Refuse a file that could not be written; the message names the flag that asked for it."""
-    if os.path.isdir(path):
+def require_place(flag: str, path: str, file: str = "") -> None:
+    """Refuse a file, or a folder for ``file``, that could not be written; the message names the flag that asked for it."""
+    if not file and os.path.isdir(path):
         raise InputError(f"{flag} {path} is a folder; give the name of a file")
     try:
-        require_writable(path)
-    except InputError as error:
-        raise InputError(f"{flag} {error}") from error
-    except OSError as error:  # a folder that may not be entered, a name that is too long
-        raise InputError(f"{flag} {path}: cannot be written ({error.strerror}); choose another place") from error
+        require_writable(Path(path) / file)
+    except (InputError, OSError) as error:  # OSError: a folder that may not be entered, a name that is too long
+        reason = getattr(error.__cause__ or error, "strerror", error)
+        raise InputError(f"{flag} {path}: cannot be written ({reason}); check the folder and its permissions") from error
 
 
 def _refuse(table: Iterable[tuple[bool, str]]) -> None:

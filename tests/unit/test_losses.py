@@ -198,7 +198,11 @@ def test_omega_by_hand():
 
 
 @pytest.mark.parametrize(
-    "change", [{"objective": "dpo"}, {"scaling": "log"}, {"scale": 0.0}, {"margin": -1.0}, {"temperature": float("nan")}]
+    "change",
+    [
+        *({"objective": "dpo"}, {"scaling": "log"}, {"scale": 0.0}, {"margin": -1.0}, {"temperature": float("nan")}),
+        *({"scale": float("inf")}, {"linear_weight": float("inf")}, {"variance_weight": float("nan")}),
+    ],
 )
 def test_impossible_settings_are_refused(change):
     with pytest.raises(InputError):
