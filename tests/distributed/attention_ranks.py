@@ -45,6 +45,7 @@ def slots(directory: Path, contexts: list[EncodedContext], heads: dict[int, list
 
     from megatron_patches import layer_spec
     from megatron_patches.attention import FusedHeadRankCoreAttention, HeadRankCoreAttention, RowCapture
+    from megatron_patches.checkpoint_writers import prepare_writers
     from megatron_patches.export import export_hf
     from megatron_patches.model import ModelShape, build_model, build_transformer_config
     from megatron_patches.parallel_scores import core_head_scores
@@ -112,6 +113,7 @@ def slots(directory: Path, contexts: list[EncodedContext], heads: dict[int, list
         saved.mkdir(parents=True)
         (place / "megatron" / "latest_checkpointed_iteration.txt").write_text("5")
     torch.distributed.barrier()
+    prepare_writers()  # Megatron would start a manager process, which nobody ends
     dist_checkpointing.save({"iteration": 5, "model": stock.sharded_state_dict()}, str(saved))  # layers stacked: no metadata of ours
     export_hf(request(place / "megatron", directory, place / "hf"))
     device.shutdown()
