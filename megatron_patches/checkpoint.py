@@ -14,7 +14,7 @@ import pickle
 import re
 import shutil
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from headrank.errors import InputError
 from headrank.files import atomic_write
+from megatron_patches.checkpoint_damage import require_undamaged
 from megatron_patches.checkpoint_writers import prepare_writers
 from megatron_patches.model import HeadRankModel
 from megatron_patches.optimizer_state import ensure_adam_state, load_optimizer_state
@@ -118,15 +119,26 @@ def write_failure(error: BaseException) -> str:
 
 
 def load_checkpoint(
-    root: str | Path, model: torch.nn.Module, optimizer: Any = None, scheduler: Any = None, iteration: Iteration | None = None
+    root: str | Path,
+    model: torch.nn.Module,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    iteration: Iteration | None = None,
+    check: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Load on all ranks together, at any TP; returns the ``extra`` saved with it. ``iteration`` None takes the latest complete one.
+
+    ``check`` sees ``extra`` before anything is loaded. A file that was changed on disk is a DamagedCheckpoint.
 
     A truncated model also loads from a full-depth checkpoint (then without optimizer): upper layers and the last layer's V
     are left on disk. With a distributed or mixed-precision optimizer that is not loaded here, call its reload_model_params.
     """
     directory = checkpoint_directory(root, iteration)
+    require_undamaged(directory)
     common = dist_checkpointing.load_common_state_dict(str(directory))
+    extra = dict(common.get("headrank", {}).get("extra", {}))
+    if check is not None:
+        check(extra)
     bare = unwrap_model(model)
     _check_fits(directory, common.get("headrank"), bare)
     metadata = dist_checkpointing.load_content_metadata(preloaded_state_dict=common) or {}
@@ -136,7 +148,7 @@ def load_checkpoint(
     _check_keys(directory, wanted["model"], stored)
     if optimizer is not None:
         if "optimizer" not in common:
-            raise InputError(f"{directory}: was saved without its optimizer; load it with --finetune or --no-load-optim")
+            raise InputError(f"{directory}: was saved without its optimizer; add --no-load-optim to go on with a fresh one")
         ensure_adam_state(optimizer)
         wanted["optimizer"] = optimizer.sharded_state_dict(wanted, is_loading=True, metadata=dict(metadata))
     # a truncated model reads parts of a full-depth checkpoint, which the integrity check would call incomplete
@@ -147,7 +159,7 @@ def load_checkpoint(
         load_optimizer_state(optimizer, loaded["optimizer"])
     if scheduler is not None and "opt_param_scheduler" in common:
         scheduler.load_state_dict(common["opt_param_scheduler"])
-    return dict(common.get("headrank", {}).get("extra", {}))
+    return extra
 
 
 def checkpoint_directory(root: str | Path, iteration: Iteration | None = None) -> Path:
@@ -233,8 +245,9 @@ def _check_fits(directory: Path, about: Mapping[str, Any] | None, model: HeadRan
             raise InputError(f"{directory}: was saved from another model: {name} is {about['shape'].get(name)!r} there, {wanted!r} here")
     last_layer = model.config.num_layers - 1 if model.is_truncated else None
     if about["last_layer"] is not None and about["last_layer"] != last_layer:
+        needed = "--headrank-full-depth needs all" if last_layer is None else f"these heads need 0-{last_layer}"
         raise InputError(
-            f"{directory}: holds layers 0-{about['last_layer']} only (it was trained with other heads); "
+            f"{directory}: holds layers 0-{about['last_layer']} only, {needed}; "
             "'headrank export-hf' completes it from its base model, start from that"
         )
 

@@ -202,6 +202,7 @@ def changed_fields(saved: Mapping[str, Any], config: TrainingConfig) -> list[str
     watched = (
         "model",
         "all_heads",
+        "train_data",
         "epoch_unit",
         "pairs_per_context",
         "permutations",

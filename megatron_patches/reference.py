@@ -38,12 +38,17 @@ _BLOCK, _MOST_BLOCKS = 1 << 16, 64
 
 
 def model_fingerprint(directory: str | os.PathLike[str]) -> str:
-    """Sixteen hex digits over the names, sizes and 64 evenly spaced blocks of every file: training changes every tensor."""
-    digest = hashlib.sha256()
+    """Sixteen hex digits over every file of a directory: training changes every tensor."""
     root = Path(directory)
-    for path in sorted(path for path in root.rglob("*") if path.is_file() and not path.name.startswith(".")):
+    return files_fingerprint((path for path in root.rglob("*") if path.is_file() and not path.name.startswith(".")), root)
+
+
+def files_fingerprint(paths: Iterable[Path], root: Path | None = None) -> str:
+    """Sixteen hex digits over the names (below ``root``), sizes and 64 evenly spaced blocks of files."""
+    digest = hashlib.sha256()
+    for path in sorted(paths):
         size = path.stat().st_size
-        digest.update(f"{path.relative_to(root)}:{size}".encode())
+        digest.update(f"{path.name if root is None else path.relative_to(root)}:{size}".encode())
         with open(path, "rb") as stream:
             for number in range(min(_MOST_BLOCKS, -(-size // _BLOCK))):
                 stream.seek(number * max(_BLOCK, size // _MOST_BLOCKS))

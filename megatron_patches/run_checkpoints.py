@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,22 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from data_tools.contexts import CONTEXTS_FILE, PAIRS_FILE
 from headrank.errors import InputError
 from headrank.formats import write_json
 from headrank.heads import HeadSet
 from megatron_patches import checkpoint
+from megatron_patches.checkpoint_damage import DamagedCheckpoint
 from megatron_patches.config import TrainingConfig, changed_fields
+from megatron_patches.reference import files_fingerprint
 from megatron_patches.weights import load_hf_weights
 
 logger = logging.getLogger(__name__)
 
 BEST_FILE, BEST_LINK = "best_checkpoint.json", "best"
 COMPLETE_FILE = "training_complete.json"
+# settings that decide what the optimizer's state looks like
+OPTIMIZER_FLAGS = {"use_distributed_optimizer": "--use-distributed-optimizer", "bf16": "--bf16", "full_depth": "--headrank-full-depth"}
 
 
 def resolve_start(config: TrainingConfig) -> TrainingConfig:
@@ -60,21 +66,41 @@ class RunCheckpoints:
             if self.resume_iteration is None:
                 raise InputError(f"--load {config.load}: no complete checkpoint there; correct the path or remove the flag")
         self.is_fresh_start = config.finetune and self.source == config.load
+        self.data = files_fingerprint(Path(config.train_data) / name for name in (CONTEXTS_FILE, PAIRS_FILE))
+        _require_no_folders(config.save)
         if config.save is not None and torch.distributed.get_rank() == 0:
             for remains in [*Path(config.save).glob(".removed-*"), *Path(config.save).glob(".saving-*")]:
                 shutil.rmtree(remains, ignore_errors=True)  # of a killed run
 
     def load(self, model: DistributedDataParallel, optimizer: MegatronOptimizer, scheduler: OptimizerParamScheduler) -> dict[str, Any]:
-        """Load the checkpoint to resume from, if there is one, and return the progress saved with it (empty at the start)."""
+        """Load the checkpoint to resume from, if there is one, and return the progress saved with it (empty at the start).
+
+        From here on the run is on its way: an old mark of completion goes, or, with nothing left to do, --save gets its checkpoint.
+        """
+        progress = self._resume(model, optimizer, scheduler)
+        iteration, train_iters = progress.get("iteration", 0), self.config.train_iters
+        assert train_iters is not None
+        if iteration > train_iters:
+            logger.info("already at iteration %d, beyond --train-iters %d: nothing is trained", iteration, train_iters)
+        if self.config.save is None:
+            return progress
+        if iteration < train_iters:
+            if torch.distributed.get_rank() == 0:
+                (Path(self.config.save) / COMPLETE_FILE).unlink(missing_ok=True)
+        elif not checkpoint.is_complete(checkpoint.iteration_directory(self.config.save, iteration)):
+            self.save(model, optimizer, scheduler, progress)  # it came from --load
+        return progress
+
+    def _resume(self, model: DistributedDataParallel, optimizer: MegatronOptimizer, scheduler: OptimizerParamScheduler) -> dict[str, Any]:
         if self.source is None or self.resume_iteration is None:
             return {}
         if self.is_fresh_start:
-            checkpoint.load_checkpoint(self.source, model, iteration=self.resume_iteration)
+            self._load_undamaged(model)
             optimizer.reload_model_params()
             return {}
         loaded = optimizer if self.config.load_optimizer else None
         try:
-            extra = checkpoint.load_checkpoint(self.source, model, loaded, scheduler, iteration=self.resume_iteration)
+            extra = self._load_undamaged(model, loaded, scheduler, check=self._check_same_run)
         except AssertionError as error:
             if "OptimizerParamScheduler" not in str(error):
                 raise
@@ -84,8 +110,9 @@ class RunCheckpoints:
             ) from error
         if loaded is None:
             optimizer.reload_model_params()
-        _check_same_heads(extra, self.heads, self.source)
         changed = changed_fields(extra["config"], self.config)
+        if "train_data" not in changed and extra.get("data", self.data) != self.data:
+            changed.append("the content of train_data")
         if changed:
             logger.warning("resuming with other settings than the checkpoint's: %s", ", ".join(changed))
         logger.info("resumed from %s at iteration %d", self.source, self.resume_iteration)
@@ -93,12 +120,48 @@ class RunCheckpoints:
         self._name_best(progress)
         return progress
 
+    def _load_undamaged(
+        self,
+        model: torch.nn.Module,
+        optimizer: MegatronOptimizer | None = None,
+        scheduler: OptimizerParamScheduler | None = None,
+        check: Callable[[dict[str, Any]], None] | None = None,
+    ) -> dict[str, Any]:
+        """Load the newest checkpoint whose files are what was written."""
+        assert self.source is not None and self.resume_iteration is not None
+        while True:
+            try:
+                return checkpoint.load_checkpoint(self.source, model, optimizer, scheduler, self.resume_iteration, check)
+            except DamagedCheckpoint as damage:
+                older = [iteration for iteration in checkpoint.complete_iterations(self.source) if iteration < self.resume_iteration]
+                if not older:
+                    raise InputError(f"{damage}, and no older one is left; remove {self.source}/iter_* to start anew") from damage
+                logger.warning("%s; falling back to iteration %d", damage, older[-1])
+                self.resume_iteration = older[-1]
+
+    def _check_same_run(self, extra: dict[str, Any]) -> None:
+        """Refuse what cannot be continued with these flags, before anything is loaded."""
+        if not {"config", "heads", "progress"} <= extra.keys():
+            raise InputError(f"{self.source}: no checkpoint of a training run; start from it with --pretrained-checkpoint")
+        _check_same_heads(extra, self.heads, str(self.source))
+        saved, current = extra["config"], self.config.to_dict()
+        if current["full_depth"] and not saved.get("full_depth"):
+            raise InputError(f"{self.source}: was trained without --headrank-full-depth and holds no upper layers; remove the flag")
+        if not self.config.load_optimizer:
+            return
+        for name, flag in OPTIMIZER_FLAGS.items():
+            if saved.get(name, current[name]) != current[name]:
+                raise InputError(
+                    f"{self.source}: was trained {'with' if saved[name] else 'without'} {flag}, its optimizer's state fits no other; "
+                    f"{'add' if saved[name] else 'remove'} {flag}, or go on with a fresh optimizer: --no-load-optim"
+                )
+
     def save(
         self, model: DistributedDataParallel, optimizer: MegatronOptimizer, scheduler: OptimizerParamScheduler, progress: dict[str, Any]
     ) -> None:
         """Save this iteration; then name the best and drop what is older than wanted."""
         assert self.config.save is not None
-        extra = {"progress": progress, "config": self.config.to_dict(), "heads": self.heads.to_dict()}
+        extra = {"progress": progress, "config": self.config.to_dict(), "heads": self.heads.to_dict(), "data": self.data}
         saved = optimizer if self.config.save_optimizer else None
         try:
             checkpoint.save_checkpoint(self.config.save, progress["iteration"], model, saved, scheduler, extra)
@@ -136,6 +199,13 @@ class RunCheckpoints:
                 doomed = directory.with_name(f".removed-{directory.name}")
                 directory.rename(doomed)
                 shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _require_no_folders(save: str | None) -> None:
+    """A copy that follows links leaves a folder where the link was; say so before the training, not at its first save."""
+    for path in [] if save is None else [Path(save) / name for name in (BEST_FILE, BEST_LINK, COMPLETE_FILE)]:
+        if path.is_dir() and not path.is_symlink():
+            raise InputError(f"{path}: a folder where the run keeps its own {path.name}; move it away or use another --save")
 
 
 def _point(link: Path, target: str) -> None:
