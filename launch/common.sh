@@ -12,9 +12,10 @@ need_switch() { # NAME...: each of these variables is 0 or 1
     for name in "$@"; do [[ ${!name} == [01] ]] || stop "$name '${!name}' is neither 0 nor 1"; done
 }
 
-need_collections() { # NAME FOLDER...: every folder of the variable NAME has what a collection has
+need_collections() { # NAME FOLDER...: every folder of the variable NAME has what a collection has; a dry run may come before them
     local name=$1 folder file; shift
     (($#)) || stop "$name is empty; give collection folders"
+    ((!DRY_RUN)) || return 0
     for folder in "$@"; do
         for file in queries.tsv qrels.txt run.bm25.txt; do
             [[ -f $folder/$file ]] || stop "$name '$folder': no $file there (a relative path is taken from $PWD)"
