@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     started = time.monotonic()
     from megatron_patches import device
     from megatron_patches.config import check_heads, check_network_flags, config_from
-    from megatron_patches.config_checks import check_log_level, check_machine, check_outputs
+    from megatron_patches.config_checks import check_machine, check_outputs
     from megatron_patches.layer_spec import has_transformer_engine
     from megatron_patches.run_setup import load_heads, prepare_run, resolve_model
     from megatron_patches.shape import ModelShape
@@ -58,7 +58,6 @@ def run(args: argparse.Namespace) -> int:
     from megatron_patches.training_log import set_up_logging
 
     rank, world_size, _ = device.world_from_environment()
-    check_log_level()
     set_up_logging(rank)
     config = config_from(args, world_size)
     check_machine(args, has_cuda=device.has_cuda(), has_transformer_engine=has_transformer_engine())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import logging
 import math
 import os
 from collections.abc import Callable, Iterable
@@ -115,13 +114,6 @@ def check_machine(args: argparse.Namespace, *, has_cuda: bool, has_transformer_e
         (args.sequence_parallel and not has_transformer_engine,
          f"--sequence-parallel needs Transformer Engine, which {there}; remove the flag"),
     ])  # fmt: skip
-
-
-def check_log_level() -> None:
-    """HEADRANK_LOG is one of logging's names."""
-    level = os.environ.get("HEADRANK_LOG", "INFO")
-    if not isinstance(logging.getLevelName(level), int):
-        raise InputError(f"HEADRANK_LOG {level!r} in the environment is not a level; use DEBUG, INFO, WARNING or ERROR, or unset it")
 
 
 def check_outputs(args: argparse.Namespace, *, is_writer: bool) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime
 import json
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from headrank.errors import InputError
 from headrank.files import shown
 from headrank.formats import atomic_write
+from headrank.log_level import log_level
 from megatron_patches.config import TrainingConfig
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ LINE_NAMES = {
 
 def set_up_logging(rank: int) -> None:
     """Plain lines on stdout from rank 0, warnings and worse from everybody; the one place that filters by rank."""
-    level = os.environ.get("HEADRANK_LOG", "INFO") if rank == 0 else "WARNING"
+    level = log_level() if rank == 0 else "WARNING"
     logging.basicConfig(level=level, format="%(message)s", force=True)
     logging.getLogger("megatron.core").setLevel("WARNING")
 

@@ -15,6 +15,7 @@ from types import ModuleType
 
 from headrank import __version__
 from headrank.errors import InputError
+from headrank.log_level import log_level
 
 # verb -> (module in this package, one line for --help), in the order of the pipeline
 VERBS: dict[str, tuple[str, str]] = {
@@ -85,14 +86,14 @@ def _cleaning_up_when_terminated() -> Iterator[None]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; a user's error is one line on stderr and exit code 2."""
-    logging.basicConfig(level=os.environ.get("HEADRANK_LOG", "INFO"), format="%(message)s", stream=sys.stderr)
-    logging.getLogger("megatron").setLevel("WARNING")
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments:
         build_parser().print_help()
         return 0
     chosen = build_parser().parse_args(arguments[:1])
     try:
+        logging.basicConfig(level=log_level(), format="%(message)s", stream=sys.stderr)
+        logging.getLogger("megatron").setLevel("WARNING")
         module = _module_of(chosen.verb)
         with _cleaning_up_when_terminated():
             return int(module.run(build_verb_parser(chosen.verb).parse_args(arguments[1:])) or 0)

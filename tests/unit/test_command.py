@@ -76,3 +76,11 @@ def test_a_missing_optional_package_names_the_extra(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(evaluate, "run", needs_megatron)
     assert main(["evaluate", "run.txt"]) == 2
     assert "pip install 'headrank[train]'" in capsys.readouterr().err
+
+
+def test_a_log_level_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("HEADRANK_LOG", "verbose")
+    assert main(["benchmark", "list"]) == 2
+    assert capsys.readouterr().err == (
+        "headrank benchmark: HEADRANK_LOG 'verbose' in the environment is not a level; use DEBUG, INFO, WARNING or ERROR, or unset it\n"
+    )
