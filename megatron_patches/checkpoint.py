@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import pickle
 import re
 import shutil
 import zipfile
@@ -210,25 +209,15 @@ def is_complete(directory: Path) -> bool:
     """Whether every file that the checkpoint's own metadata names is there and long enough, and the metadata itself is whole."""
     if not all((directory / name).is_file() for name in (".metadata", "metadata.json", "common.pt")):
         return False
+    ends: dict[str, int] = {}
     try:
         json.loads((directory / "metadata.json").read_bytes())
-        stored = FileSystemReader(str(directory)).read_metadata().storage_data or {}
-    except (
-        ValueError,
-        pickle.UnpicklingError,
-        EOFError,
-        AttributeError,
-        ImportError,
-        IndexError,
-        KeyError,
-    ):  # a torn pickle raises any of them
+        for info in (FileSystemReader(str(directory)).read_metadata().storage_data or {}).values():
+            ends[info.relative_path] = max(ends.get(info.relative_path, 0), info.offset + info.length)
+        is_whole = all((directory / name).is_file() and (directory / name).stat().st_size >= end for name, end in ends.items())
+    except Exception:  # noqa: BLE001 - a torn or changed pickle raises anything, MemoryError included
         return False
-    if not zipfile.is_zipfile(directory / "common.pt"):  # its directory is at its end
-        return False
-    ends: dict[str, int] = {}
-    for info in stored.values():
-        ends[info.relative_path] = max(ends.get(info.relative_path, 0), info.offset + info.length)
-    return all((directory / name).is_file() and (directory / name).stat().st_size >= end for name, end in ends.items())
+    return is_whole and zipfile.is_zipfile(directory / "common.pt")  # a zip's directory is at its end
 
 
 def _without_extra_state(state: ShardedStateDict) -> ShardedStateDict:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import pickle
 
 import pytest
 import torch
+from torch.distributed.checkpoint.metadata import Metadata
 
+from megatron_patches.checkpoint import is_complete
 from megatron_patches.checkpoint_damage import _is_sound
 
 BEFORE, AFTER = b"another piece", b"and another"
@@ -37,3 +40,20 @@ def test_every_changed_byte_is_found_or_harmless(tmp_path, piece):
         else:
             found += 1
     assert found > 40 * 4 // 3, "the tensor's own bytes at least"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        (pickle.dumps(Metadata({}, storage_data={})), True),
+        (pickle.dumps(Metadata({}, storage_data={"weight": "changed"})), False),
+        (pickle.dumps(Metadata({}, storage_data=7)), False),
+        (b"\x80\x04\x8e" + (1 << 62).to_bytes(8, "little"), False),  # bytes of a length that no machine has
+    ],
+    ids=["whole", "entry", "table", "length"],
+)
+def test_metadata_that_cannot_be_read_is_no_complete_checkpoint(tmp_path, piece, metadata, expected):
+    (tmp_path / "common.pt").write_bytes(piece)
+    (tmp_path / "metadata.json").write_text("{}")
+    (tmp_path / ".metadata").write_bytes(metadata)
+    assert is_complete(tmp_path) == expected
