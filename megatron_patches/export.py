@@ -25,6 +25,7 @@ from headrank.exported_model import check_output, copy_companions, hidden_beside
 from headrank.heads import HeadSet
 from headrank.provenance import versions
 from megatron_patches.checkpoint import checkpoint_directory
+from megatron_patches.checkpoint_damage import require_undamaged
 from megatron_patches.conversion import CheckpointTensors, HfTensors, write_weights
 from megatron_patches.safetensors_files import SafetensorsReader
 from megatron_patches.shape import ModelShape
@@ -51,6 +52,7 @@ class ExportRequest:
 def export_hf(request: ExportRequest, *, report: Any = iter) -> HeadSet | None:
     """Write the directory on all ranks together and return the heads that went into it."""
     directory = checkpoint_directory(request.checkpoint)
+    require_undamaged(directory)
     common = dist_checkpointing.load_common_state_dict(str(directory))
     about = common.get("headrank", {})
     shape = ModelShape.from_hf(request.base)

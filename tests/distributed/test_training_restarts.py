@@ -116,3 +116,9 @@ def test_the_mark_of_completion_tells_the_truth(start, copy, tmp_path):
     assert "already at iteration 6, beyond --train-iters 3" in outcome.said
     assert start(copy, "--override-opt-param-scheduler", "--exit-interval", "7", iterations=9).codes == (0,)
     assert not (copy / MARK).exists(), "two steps are left"
+
+
+def test_weights_that_left_the_range_are_neither_saved_nor_called_complete(start, toy, tmp_path):
+    outcome = start(tmp_path / "run", "--lr", "1e30", "--clip-grad", "0", iterations=4, ranks=2)
+    assert outcome.codes == (2, 2) and "the weights are not finite any more" in outcome.said and "another --save" in outcome.said
+    assert not list((tmp_path / "run").glob("iter_*")) and not (tmp_path / "run" / MARK).exists()

@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -101,6 +102,15 @@ def test_a_missing_optional_package_is_named(config, monkeypatch, module, change
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(InputError, match="pip install"):
         MetricsWriter(replace(config, **change), 0, is_writer=True)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_scores_that_are_not_finite_order_nothing(bad):
+    scores, grades = np.array([0.3, bad, 0.1]), np.array([0, 2, 1])
+    assert np.isnan(ndcg(scores, grades)) and np.isnan(preference_accuracy(scores, np.array([[1, 0]])))
+    sample = SimpleNamespace(grades=grades, pairs=np.array([[1, 0]]))
+    measured = evaluate([sample, sample], lambda _: scores)
+    assert np.isnan(measured["ndcg@10"]) and np.isnan(measured["preference_accuracy"])
 
 
 @settings(max_examples=50, deadline=None)
