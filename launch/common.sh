@@ -1,5 +1,6 @@
 # shellcheck shell=bash
 # For the launchers, sourced from the checkout's root: checks that end with one line and exit code 2, and steps that are not done twice.
+# A dry run may come before the files are there.
 
 stop() { echo "${0##*/}: $*" >&2; exit 2; }
 
@@ -12,7 +13,7 @@ need_switch() { # NAME...: each of these variables is 0 or 1
     for name in "$@"; do [[ ${!name} == [01] ]] || stop "$name '${!name}' is neither 0 nor 1"; done
 }
 
-need_collections() { # NAME FOLDER...: every folder of the variable NAME has what a collection has; a dry run may come before them
+need_collections() { # NAME FOLDER...: every folder of the variable NAME has what a collection has
     local name=$1 folder file; shift
     (($#)) || stop "$name is empty; give collection folders"
     ((!DRY_RUN)) || return 0
@@ -25,6 +26,7 @@ need_collections() { # NAME FOLDER...: every folder of the variable NAME has wha
 
 need_file() { # NAME...: each of these variables is empty or names a file
     local name
+    ((!DRY_RUN)) || return 0
     for name in "$@"; do [[ -z ${!name} || -f ${!name} ]] || stop "$name '${!name}' is no file (a relative path is taken from $PWD)"; done
 }
 

@@ -36,7 +36,8 @@ for name in ITERATIONS GLOBAL_BATCH_SIZE DEPTH JOBS; do need_number "$name"; don
 need_number PERMUTATIONS 0
 need_switch DRY_RUN
 [[ -n $VALID_QUERIES ]] || stop "VALID_QUERIES is missing: a file of query ids, one a line, to judge the rows by"
-need_file VALID_QUERIES TRAIN_QUERIES HEADS SETTINGS
+need_file VALID_QUERIES TRAIN_QUERIES HEADS
+[[ -f $SETTINGS ]] || stop "SETTINGS '$SETTINGS' is no file (a relative path is taken from $PWD)"
 
 declare -A FLAGS=()
 NAMES=()
