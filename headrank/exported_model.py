@@ -5,7 +5,6 @@ A Hugging Face model directory with two files more: headrank.json (heads, prompt
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -121,7 +120,9 @@ def exchange_heads(
     if about is None:
         raise InputError(f"--exported {exported}: has no headrank.json, so 'headrank export-hf' did not write it; give --checkpoint")
     heads = heads or HeadSet.from_dict({"table": [], **about["heads"]})
-    config = json.loads((exported / "config.json").read_text(encoding="utf-8"))
+    config = read_json(exported / "config.json")
+    if not isinstance(config, dict):
+        raise InputError(f"{exported / 'config.json'}: not a model's configuration; export the model again")
     layers = int(config["num_hidden_layers"])
     heads.check_fits(int(config.get("headrank_source_layers", layers)), int(config["num_attention_heads"]), str(exported))
     if heads.l_max >= layers:

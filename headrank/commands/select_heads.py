@@ -136,12 +136,11 @@ def _attention_selection(args: argparse.Namespace, methods: list[str]) -> list[H
 
 
 def _load_reader(args: argparse.Namespace) -> AttentionReader:
-    from headrank.model_config import load_config
+    from headrank.model_config import model_size
     from headrank.reader import AttentionReader
 
     model = options.resolve_model(args.model)
-    layers = int(load_config(model).get_text_config(decoder=True).num_hidden_layers)
-    last_layer = _pruned(layers, args.prune) - 1
+    last_layer = _pruned(model_size(model)[0], args.prune) - 1
     return AttentionReader.load(model, prompt=options.prompt_from(args), last_layer=last_layer, device=args.device, dtype=args.dtype)
 
 

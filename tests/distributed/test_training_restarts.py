@@ -8,21 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.forge import Forge, Outcome
-from tests.toy_training import make_toy_job
+from tests.distributed.forge import Outcome
 
 MARK = "training_complete.json"
-
-
-@pytest.fixture(scope="module")
-def forge():
-    with Forge() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory):
-    return make_toy_job(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture(scope="module")

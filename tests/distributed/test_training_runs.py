@@ -11,21 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.forge import Forge, Kill
-from tests.toy_training import make_toy_job
 
 SAME_LOSS = 1e-4  # issue 7's bar over ten steps; 1e-6 was seen
 STEPS = 10
-
-
-@pytest.fixture(scope="module")
-def forge():
-    with Forge() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory):
-    return make_toy_job(tmp_path_factory.mktemp("toy"))
 
 
 def events(save: Path, kind: str = "train") -> list[dict]:
