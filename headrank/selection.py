@@ -13,7 +13,8 @@ import random
 from collections.abc import Collection as Ids
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from headrank.prompt import PromptTemplate
 from headrank.provenance import versions
 from headrank.reader import AttentionReader
 
+Item = TypeVar("Item")
 Grades = tuple[int | None, ...]  # in prompt order; None where nobody judged the document
 TEMPERATURE = 0.001  # tau, the paper's appendix
 ENTROPY_WEIGHT = 0.1  # lambda, the paper's appendix
@@ -82,13 +84,10 @@ def collection_contexts(
         )
     corpus = collection.documents({candidate.doc_id for query_id in chosen for candidate in run[query_id][:depth]})
     contexts = []
-    orders = ([0] if with_retriever_order or not permutations else []) + list(range(1, permutations + 1))
-    for order in orders:
+    for order in _orders(permutations, with_retriever_order):
         for query_id in chosen:
-            listed = [candidate.doc_id for candidate in run[query_id][:depth]]
-            if order:
-                random.Random(f"{seed}:{query_id}:{order}").shuffle(listed)
-            listed = [listed[rank] for rank in template.prompt_order(len(listed))]
+            candidates = [candidate.doc_id for candidate in run[query_id][:depth]]
+            listed = _in_prompt_order(candidates, f"{seed}:{query_id}:{order}" if order else None, template)
             grades = (qrels[query_id].get(doc_id) for doc_id in listed)
             contexts.append(
                 SelectionContext(
@@ -101,6 +100,43 @@ def collection_contexts(
                 )
             )
     return contexts
+
+
+def training_contexts(
+    folder: str | Path, template: PromptTemplate, *, permutations: int = 0, with_retriever_order: bool = True, seed: int = 0
+) -> list[SelectionContext]:
+    """The lists of a folder of 'headrank pairs' with the grades they have there: heads for the lists that are trained on."""
+    from data_tools.contexts import CONTEXTS_FILE, iterate_contexts
+
+    lists = list(iterate_contexts(Path(folder) / CONTEXTS_FILE))
+    contexts = []
+    for order in _orders(permutations, with_retriever_order):
+        for context in lists:
+            listed = _in_prompt_order(context.documents, f"{seed}:{context.context_id}:{order}" if order else None, template)
+            contexts.append(
+                SelectionContext(
+                    collection=context.context_id.split("/")[0],
+                    query_id=context.query_id,
+                    order=order,
+                    query=context.query,
+                    documents=tuple((document.title, document.text) for document in listed),
+                    grades=tuple(None if document.grade is None else max(document.grade, 0) for document in listed),
+                )
+            )
+    return contexts
+
+
+def _orders(permutations: int, with_retriever_order: bool) -> list[int]:
+    """Numbers of the orders every list is read in: 0 is the retriever's."""
+    return ([0] if with_retriever_order or not permutations else []) + list(range(1, permutations + 1))
+
+
+def _in_prompt_order(ranked: Sequence[Item], shuffle: str | None, template: PromptTemplate) -> list[Item]:
+    """Candidates in retriever order as the prompt has them; ``shuffle`` is the seed of a random order."""
+    listed = list(ranked)
+    if shuffle is not None:
+        random.Random(shuffle).shuffle(listed)
+    return [listed[rank] for rank in template.prompt_order(len(listed))]
 
 
 class RankedHeads(Protocol):

@@ -73,6 +73,12 @@ def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--collection", metavar="DIR", action="append", help="queries.tsv, corpus.jsonl[.gz], qrels.txt, run.bm25.txt; may be given again"
     )
+    group.add_argument(
+        "--contexts",
+        metavar="DIR",
+        action="append",
+        help="instead: the lists of a folder of 'headrank pairs', with their grades; may be given again",
+    )
     for name in ("queries", "corpus", "qrels", "run"):
         group.add_argument(f"--{name}", metavar="FILE", help=f"with at most one collection: these {name} instead of its own")
     chosen = group.add_mutually_exclusive_group()
@@ -130,7 +136,8 @@ def _attention_selection(args: argparse.Namespace, methods: list[str]) -> list[H
     with contextlib.closing(bar):  # an error has its line to itself
         facts = accumulate(reader, bar, policies, num_layers=num_layers, batch_size=args.batch_size, cache=cache)
     source = {"collections": sorted({context.collection for context in contexts}), **facts}
-    settings = {"depth": args.depth, "permutations": args.permutations, "seed": args.seed, "layers_read": num_layers}
+    depth = max(len(context.grades) for context in contexts) if args.contexts else args.depth
+    settings = {"depth": depth, "permutations": args.permutations, "seed": args.seed, "layers_read": num_layers}
     settings["with_retriever_order"] = not (args.permutations and args.no_retriever_order)
     return [_head_set(policy, args, (reader.num_layers, reader.num_heads), source, settings) for policy in policies]
 
@@ -150,9 +157,20 @@ def _pruned(num_layers: int, fraction: float) -> int:
 
 
 def _contexts(args: argparse.Namespace) -> list[SelectionContext]:
-    from headrank.selection import collection_contexts
+    from headrank.selection import collection_contexts, training_contexts
 
     contexts = []
+    if args.contexts:
+        _refuse_beside_contexts(args)
+        for folder in args.contexts:
+            contexts += training_contexts(
+                folder,
+                options.prompt_from(args),
+                permutations=args.permutations,
+                with_retriever_order=not args.no_retriever_order,
+                seed=args.seed,
+            )
+        return contexts
     for collection in _collections(args):
         contexts += collection_contexts(
             collection,
@@ -165,6 +183,15 @@ def _contexts(args: argparse.Namespace) -> list[SelectionContext]:
             hold_out=options.read_id_list(args.hold_out) if args.hold_out else (),
         )
     return contexts
+
+
+def _refuse_beside_contexts(args: argparse.Namespace) -> None:
+    """The lists of a folder are complete: what would choose others is a mistake. niah may still take its hay from a collection."""
+    given = ["collection"] if args.collection and "niah" not in args.method and "all" not in args.method else []
+    given += [name for name in ("queries", "qrels", "run", "only", "hold_out") if getattr(args, name)]
+    if given:
+        flag = given[0].replace("_", "-")
+        raise InputError(f"--contexts and --{flag} both say which lists to read; choose queries and candidates when 'headrank pairs' runs")
 
 
 def _collections(args: argparse.Namespace) -> list[Collection]:

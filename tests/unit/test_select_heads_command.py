@@ -122,6 +122,36 @@ def test_several_collections_are_read_together(model, collection, tmp_path) -> N
     assert source["collections"] == ["other", "toy"] and source["queries"] == 4
 
 
+def select_on(model: Path, contexts: Path, output: Path, *more: str) -> int:
+    return main(["select-heads", "--model", str(model), "--contexts", str(contexts), "--no-picture", "--output", str(output), *more])
+
+
+def test_heads_of_the_lists_that_are_trained_on(model, collection, tmp_path) -> None:
+    def pairs(name: str, *more: str) -> None:
+        assert main(["pairs", "--collection", str(collection), "--depth", "5", "--output", str(tmp_path / name), *more]) == 0
+
+    pairs("whole")  # contexts.jsonl holds the retriever's top 5 of q1 and q2, as the collection does
+    assert select_on(model, tmp_path / "whole", tmp_path / "lists.json") == 0
+    assert select(model, collection, tmp_path / "collection.json") == 0
+    lists, whole = (HeadSet.load(tmp_path / name) for name in ("lists.json", "collection.json"))
+    assert lists.table == whole.table and lists.source == whole.source and lists.settings == whole.settings
+    pairs("sublists", "--sublists", "2", "--sublist-size", "3", "--unjudged-as-zero")
+    assert select_on(model, tmp_path / "sublists", tmp_path / "short.json", "--permutations", "2", "--no-retriever-order") == 0
+    short = HeadSet.load(tmp_path / "short.json")
+    assert short.settings["depth"] == 3 and short.source["contexts"] == 12 and short.table != whole.table  # 3 queries x 2 lists x 2 orders
+
+
+@pytest.mark.parametrize("flag", ["--collection", "--only", "--run"])
+def test_lists_and_a_collection_are_refused_together(model, collection, tmp_path, capsys, flag) -> None:
+    assert select_on(model, tmp_path, tmp_path / "heads.json", flag, str(collection)) == 2
+    assert f"--contexts and {flag} both say which lists to read" in capsys.readouterr().err
+
+
+def test_a_folder_without_lists_is_one_line(model, tmp_path, capsys) -> None:
+    assert select_on(model, tmp_path / "nowhere", tmp_path / "heads.json") == 2
+    assert "nowhere" in capsys.readouterr().err.strip().splitlines()[-1]
+
+
 def test_a_picture_of_the_head_map_lies_beside_the_file(model, collection, tmp_path) -> None:
     pytest.importorskip("matplotlib")
     command = [
