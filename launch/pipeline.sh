@@ -34,6 +34,8 @@ SAVE_INTERVAL=${SAVE_INTERVAL:-10}
 RESELECT=${RESELECT:-1}                        # 0 keeps the heads that were trained (the ablation with all heads)
 TRUNCATE=${TRUNCATE:-0}                        # 1 exports only the layers that reranking reads
 PAIRS_FLAGS=${PAIRS_FLAGS:-}
+HELD_OUT_FLAGS=${HELD_OUT_FLAGS:-}             # as PAIRS_FLAGS, for the held-out lists
+SELECT_ON=${SELECT_ON:-}                       # where heads are selected; empty: the training queries' top DEPTH; 'pairs': the training lists; else folders
 SELECT_FLAGS=${SELECT_FLAGS:-}
 STATISTICS=${STATISTICS:-$OUTPUT/head-statistics} # attention statistics of every list, reused by later selections
 PYTHON=${PYTHON:-python}
@@ -62,12 +64,22 @@ for source in "$MODEL" "$HEADS" "$HELD_OUT" "$TRAIN_QUERIES" "${folders[@]}"; do
         stop "'$source' is read, but lies where the pipeline writes; choose another OUTPUT than '$OUTPUT'"
 done
 read -ra PAIRS_EXTRA <<<"$PAIRS_FLAGS"
+read -ra HELD_OUT_EXTRA <<<"$HELD_OUT_FLAGS"
 read -ra SELECT_EXTRA <<<"$SELECT_FLAGS"
 COLLECTIONS=()
 for folder in "${folders[@]}"; do COLLECTIONS+=(--collection "$folder"); done
 QUERIES=()
 [[ -z $HELD_OUT ]] || QUERIES=(--hold-out "$HELD_OUT")
 [[ -z $TRAIN_QUERIES ]] || QUERIES=(--only "$TRAIN_QUERIES")
+LISTS=("${COLLECTIONS[@]}" "${QUERIES[@]}" --depth "$DEPTH") # for head selection
+if [[ $SELECT_ON == pairs ]]; then
+    LISTS=(--contexts "$OUTPUT/pairs")
+elif [[ -n $SELECT_ON ]]; then
+    read -ra chosen <<<"$SELECT_ON"
+    need_collections SELECT_ON "${chosen[@]}"
+    LISTS=(--depth "$DEPTH")
+    for folder in "${chosen[@]}"; do LISTS+=(--collection "$folder"); done
+fi
 HEADRANK=("$PYTHON" -m headrank)
 
 # Everything the first phases read: small files by content, corpora and weights by name, size and time.
@@ -100,7 +112,7 @@ phase() {
     echo "$CHAIN done" >"$stamp"
 }
 
-SELECT=("${HEADRANK[@]}" select-heads "${COLLECTIONS[@]}" "${QUERIES[@]}" --depth "$DEPTH" --top-k "$TOP_K" --permutations "$PERMUTATIONS"
+SELECT=("${HEADRANK[@]}" select-heads "${LISTS[@]}" --top-k "$TOP_K" --permutations "$PERMUTATIONS"
     --cache "$STATISTICS" "${SELECT_EXTRA[@]}")
 EXPORT=("${HEADRANK[@]}" export-hf --overwrite)
 CORES=$(getconf _NPROCESSORS_ONLN)
@@ -120,7 +132,7 @@ phase 1-pairs "$OUTPUT/pairs" pairs.summary.json \
     "${HEADRANK[@]}" pairs "${COLLECTIONS[@]}" "${QUERIES[@]}" --depth "$DEPTH" --output "$OUTPUT/pairs" "${PAIRS_EXTRA[@]}"
 if [[ -n $HELD_OUT ]]; then
     phase 1-held-out "$OUTPUT/held-out" pairs.summary.json \
-        "${HEADRANK[@]}" pairs "${COLLECTIONS[@]}" --only "$HELD_OUT" --depth "$DEPTH" --output "$OUTPUT/held-out"
+        "${HEADRANK[@]}" pairs "${COLLECTIONS[@]}" --only "$HELD_OUT" --depth "$DEPTH" --output "$OUTPUT/held-out" "${HELD_OUT_EXTRA[@]}"
 fi
 heads=${HEADS:-$OUTPUT/heads.json}
 [[ -n $HEADS ]] || phase 2-heads "$heads" "" "${SELECT[@]}" --model "$MODEL" --output "$heads"

@@ -22,6 +22,7 @@ ITERATIONS=${ITERATIONS:-67}
 GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-1}      # few lists: many small steps move the weights further than few large ones
 PAIRS_FLAGS=${PAIRS_FLAGS:---depth 100 --judged-only --sublists 1 --sublist-size 10} # training lists
 VALID_FLAGS=${VALID_FLAGS:---depth 100 --judged-only --sublists 2 --sublist-size 10} # lists to judge the rows by
+SELECT_ON=${SELECT_ON:-}                       # where heads are selected; empty: the training queries' top DEPTH; 'pairs': the training lists; else folders
 SELECT_FLAGS=${SELECT_FLAGS:-}
 DEPTH=${DEPTH:-20}                             # candidates in a list for head selection
 PERMUTATIONS=${PERMUTATIONS:-1}
@@ -58,6 +59,15 @@ COLLECTIONS=()
 for folder in "${folders[@]}"; do COLLECTIONS+=(--collection "$folder"); done
 QUERIES=(--hold-out "$VALID_QUERIES")
 [[ -z $TRAIN_QUERIES ]] || QUERIES=(--only "$TRAIN_QUERIES")
+LISTS=("${COLLECTIONS[@]}" "${QUERIES[@]}" --depth "$DEPTH") # for head selection
+if [[ $SELECT_ON == pairs ]]; then
+    LISTS=(--contexts "$OUTPUT/pairs")
+elif [[ -n $SELECT_ON ]]; then
+    read -ra chosen <<<"$SELECT_ON"
+    need_collections SELECT_ON "${chosen[@]}"
+    LISTS=(--depth "$DEPTH")
+    for folder in "${chosen[@]}"; do LISTS+=(--collection "$folder"); done
+fi
 
 once "$OUTPUT/pairs/pairs.summary.json" "$VALID_QUERIES" "$PYTHON" -m headrank pairs "${COLLECTIONS[@]}" "${QUERIES[@]}" "${PAIRS_EXTRA[@]}" \
     --output "$OUTPUT/pairs"
@@ -65,7 +75,7 @@ once "$OUTPUT/valid/pairs.summary.json" "$VALID_QUERIES" "$PYTHON" -m headrank p
     --output "$OUTPUT/valid"
 if [[ -z $HEADS ]]; then
     HEADS=$OUTPUT/heads.json
-    once "$HEADS" "$VALID_QUERIES" "$PYTHON" -m headrank select-heads --model "$MODEL" "${COLLECTIONS[@]}" "${QUERIES[@]}" --depth "$DEPTH" \
+    once "$HEADS" "$VALID_QUERIES" "$PYTHON" -m headrank select-heads --model "$MODEL" "${LISTS[@]}" \
         --permutations "$PERMUTATIONS" --cache "$OUTPUT/head-statistics" "${SELECT_EXTRA[@]}" --output "$HEADS"
 fi
 
