@@ -30,6 +30,17 @@ need_file() { # NAME...: each of these variables is empty or names a file
     for name in "$@"; do [[ -z ${!name} || -f ${!name} ]] || stop "$name '${!name}' is no file (a relative path is taken from $PWD)"; done
 }
 
+selection_lists() { # FLAGS...: LISTS, the lists that 'select-heads' reads: those of FLAGS, or what SELECT_ON says
+    LISTS=("$@" --depth "$DEPTH")
+    [[ -n $SELECT_ON ]] || return 0
+    if [[ $SELECT_ON == pairs ]]; then LISTS=(--contexts "$OUTPUT/pairs"); return; fi
+    local folders folder
+    read -ra folders <<<"$SELECT_ON"
+    need_collections SELECT_ON "${folders[@]}"
+    LISTS=(--depth "$DEPTH")
+    for folder in "${folders[@]}"; do LISTS+=(--collection "$folder"); done
+}
+
 run() { if ((DRY_RUN)); then printf ' %q' "$@"; printf '\n'; else "$@"; fi; }
 
 # once OUTPUT INPUT COMMAND...: run COMMAND unless this very command made OUTPUT after INPUT was made

@@ -58,7 +58,8 @@ need_file HELD_OUT TRAIN_QUERIES HEADS
 read -ra folders <<<"$COLLECTION"
 need_collections COLLECTION "${folders[@]}"
 # What is read must not lie in what is written: an artefact of another command is removed before it is made again.
-for source in "$MODEL" "$HEADS" "$HELD_OUT" "$TRAIN_QUERIES" "${folders[@]}"; do
+read -ra selection <<<"${SELECT_ON#pairs}"
+for source in "$MODEL" "$HEADS" "$HELD_OUT" "$TRAIN_QUERIES" "${folders[@]}" "${selection[@]}"; do
     [[ -e $source ]] || continue
     [[ ! $(realpath -m --relative-to="$OUTPUT" "$source")/ =~ ^(pairs|held-out|heads.json|model|round-[0-9]+)/ ]] ||
         stop "'$source' is read, but lies where the pipeline writes; choose another OUTPUT than '$OUTPUT'"
@@ -71,21 +72,13 @@ for folder in "${folders[@]}"; do COLLECTIONS+=(--collection "$folder"); done
 QUERIES=()
 [[ -z $HELD_OUT ]] || QUERIES=(--hold-out "$HELD_OUT")
 [[ -z $TRAIN_QUERIES ]] || QUERIES=(--only "$TRAIN_QUERIES")
-LISTS=("${COLLECTIONS[@]}" "${QUERIES[@]}" --depth "$DEPTH") # for head selection
-if [[ $SELECT_ON == pairs ]]; then
-    LISTS=(--contexts "$OUTPUT/pairs")
-elif [[ -n $SELECT_ON ]]; then
-    read -ra chosen <<<"$SELECT_ON"
-    need_collections SELECT_ON "${chosen[@]}"
-    LISTS=(--depth "$DEPTH")
-    for folder in "${chosen[@]}"; do LISTS+=(--collection "$folder"); done
-fi
+selection_lists "${COLLECTIONS[@]}" "${QUERIES[@]}"
 HEADRANK=("$PYTHON" -m headrank)
 
 # Everything the first phases read: small files by content, corpora and weights by name, size and time.
 inputs() {
     local folder
-    for folder in "${folders[@]}"; do
+    for folder in "${folders[@]}" "${selection[@]}"; do
         cat "$folder"/{queries.tsv,qrels.txt,run.bm25.txt}
         find -L "$folder" -maxdepth 1 -name 'corpus.jsonl*' -printf '%f %s %T@\n' | sort
     done

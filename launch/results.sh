@@ -19,15 +19,17 @@ OUTPUT=${OUTPUT:-runs/results}
 SEEDS=${SEEDS:-1 2 3}
 DEPTHS=${DEPTHS:-20 40}
 ORDERS=${ORDERS:-retriever shuffled}
-MAX_WORDS=${MAX_WORDS:-100}                    # words of a document in every prompt
-QUERY_ROWS=${QUERY_ROWS:-instruction}
+MAX_WORDS=${MAX_WORDS:-64}                     # words of a document in every prompt
+QUERY_ROWS=${QUERY_ROWS:-query}
 NEEDLES=${NEEDLES:-20}
 RANKGPT=${RANKGPT:-dl19}                       # test collection on which RankGPT writes its rankings, on SAMPLES/rankgpt.qids
 PHASES=${PHASES:-heads train evaluate rankgpt report}
-export SELECT_FLAGS=${SELECT_FLAGS:---temperature 0.01 --prune 0.2}
-export PAIRS_FLAGS=${PAIRS_FLAGS:---depth 100 --judged-only --sublists 3 --sublist-size 16} # training lists, drawn from the top 100
-export DEPTH=${DEPTH:-20} PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-1e-4} EPOCHS=${EPOCHS:-1}
-export GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-2} NPROC=${NPROC:-1} SAVE_INTERVAL=${SAVE_INTERVAL:-20} PYTHON=${PYTHON:-python} DRY_RUN=${DRY_RUN:-0}
+# Heads come from the embedded collection: the judged lists of TREC DL are too noisy to rank heads by (docs/results.md).
+export SELECT_ON=${SELECT_ON:-examples/collection} DEPTH=${DEPTH:-12} # candidates in a list for head selection
+export SELECT_FLAGS=${SELECT_FLAGS:---only examples/collection/train.qids --no-retriever-order --prune 0.3}
+export PAIRS_FLAGS=${PAIRS_FLAGS:---depth 100 --unjudged-as-zero --sublists 3 --sublist-size 12} # training lists, drawn from the top 100
+export PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-1e-4} EPOCHS=${EPOCHS:-0.5}
+export GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-1} NPROC=${NPROC:-1} SAVE_INTERVAL=${SAVE_INTERVAL:-20} PYTHON=${PYTHON:-python} DRY_RUN=${DRY_RUN:-0}
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE} GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-0} TOKENIZERS_PARALLELISM=false
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" STATISTICS=${STATISTICS:-$OUTPUT/head-statistics}
 HEADRANK=("$PYTHON" -m headrank)
@@ -44,25 +46,25 @@ need_switch DRY_RUN
 need_file TRAIN_QUERIES
 need_collections TRAIN "${folders[@]}"
 need_collections EVAL "${tests[@]#*=}"
+[[ $SELECT_ON != pairs ]] || stop "SELECT_ON=pairs is for pipeline.sh and tune.sh; here the other methods' heads come from a collection's lists"
 COLLECTIONS=()
 for folder in "${folders[@]}"; do COLLECTIONS+=(--collection "$folder"); done
-SELECT=("${HEADRANK[@]}" select-heads --model "$MODEL" "${COLLECTIONS[@]}" --only "$TRAIN_QUERIES" --depth "$DEPTH" --permutations "$PERMUTATIONS"
-    --cache "$STATISTICS" "${PROMPT[@]}")
+read -ra SELECT_EXTRA <<<"$SELECT_FLAGS"
+selection_lists "${COLLECTIONS[@]}"
 
-if wants heads; then # of the training-free methods, each as its own paper has it, from the same lists as HeadRank's
-    for method in core qr; do
-        [[ -f $OUTPUT/heads.$method.json ]] || run "${SELECT[@]}" --method "$method" --output "$OUTPUT/heads.$method.json"
-    done
-    [[ -f $OUTPUT/heads.niah.json ]] || run "${HEADRANK[@]}" select-heads --method niah --model "$MODEL" "${COLLECTIONS[@]:0:2}" --needles "$NEEDLES" \
-        "${PROMPT[@]}" --output "$OUTPUT/heads.niah.json"
+if wants heads; then # every method's as its own paper has it, off the same forwards; NIAH's from needles in the training passages
+    once "$OUTPUT/heads.entropy.json" "$TRAIN_QUERIES" "${HEADRANK[@]}" select-heads --method entropy core qr --model "$MODEL" "${LISTS[@]}" \
+        --permutations "$PERMUTATIONS" --cache "$STATISTICS" "${PROMPT[@]}" "${SELECT_EXTRA[@]}" --output "$OUTPUT/heads.json"
+    once "$OUTPUT/heads.niah.json" "$TRAIN_QUERIES" "${HEADRANK[@]}" select-heads --method niah --model "$MODEL" "${COLLECTIONS[@]:0:2}" \
+        --needles "$NEEDLES" "${PROMPT[@]}" --output "$OUTPUT/heads.niah.json"
 fi
 
 if wants train; then # the seeds share pairs, heads and the frozen model's scores in all but name
-    cache=$OUTPUT/reference_scores.jsonl
+    cache=$OUTPUT/reference_scores.jsonl heads=$OUTPUT/heads.entropy.json
     for seed in "${seeds[@]}"; do
         echo "== seed $seed"
         MODEL=$MODEL COLLECTION=$TRAIN TRAIN_QUERIES=$TRAIN_QUERIES OUTPUT=$OUTPUT/seed-$seed SEED=$seed SELECT_FLAGS="${PROMPT[*]} $SELECT_FLAGS" \
-            launch/pipeline.sh --headrank-reference-cache "$cache" "$@"
+            HEADS=$heads launch/pipeline.sh --headrank-reference-cache "$cache" --lr-decay-style cosine --lr-warmup-iters 6 "$@"
     done
 fi
 
@@ -81,16 +83,15 @@ cells() {
 }
 
 if wants evaluate; then
-    first=$OUTPUT/seed-${seeds[0]}
     methods=(bm25 icr core qr niah headrank+untrained)
-    heads=("core=$OUTPUT/heads.core.json" "qr=$OUTPUT/heads.qr.json" "niah=$OUTPUT/heads.niah.json" "headrank+untrained=$first/heads.json")
+    heads=("core=$OUTPUT/heads.core.json" "qr=$OUTPUT/heads.qr.json" "niah=$OUTPUT/heads.niah.json" "headrank+untrained=$OUTPUT/heads.entropy.json")
     for seed in "${seeds[@]}"; do
         methods+=("headrank+control-$seed") heads+=("headrank+control-$seed=$OUTPUT/seed-$seed/round-1/heads.json")
     done
     cells "base=$MODEL" "${methods[@]}" -- "${heads[@]}"
     for seed in "${seeds[@]}"; do
         here=$OUTPUT/seed-$seed
-        cells "trained@$seed=$here/round-1/hf" headrank+trained headrank -- "headrank+trained=$here/heads.json" "headrank=$here/round-1/heads.json"
+        cells "trained@$seed=$here/round-1/hf" headrank+trained headrank -- "headrank+trained=$OUTPUT/heads.entropy.json" "headrank=$here/round-1/heads.json"
     done
 fi
 

@@ -59,15 +59,7 @@ COLLECTIONS=()
 for folder in "${folders[@]}"; do COLLECTIONS+=(--collection "$folder"); done
 QUERIES=(--hold-out "$VALID_QUERIES")
 [[ -z $TRAIN_QUERIES ]] || QUERIES=(--only "$TRAIN_QUERIES")
-LISTS=("${COLLECTIONS[@]}" "${QUERIES[@]}" --depth "$DEPTH") # for head selection
-if [[ $SELECT_ON == pairs ]]; then
-    LISTS=(--contexts "$OUTPUT/pairs")
-elif [[ -n $SELECT_ON ]]; then
-    read -ra chosen <<<"$SELECT_ON"
-    need_collections SELECT_ON "${chosen[@]}"
-    LISTS=(--depth "$DEPTH")
-    for folder in "${chosen[@]}"; do LISTS+=(--collection "$folder"); done
-fi
+selection_lists "${COLLECTIONS[@]}" "${QUERIES[@]}"
 
 once "$OUTPUT/pairs/pairs.summary.json" "$VALID_QUERIES" "$PYTHON" -m headrank pairs "${COLLECTIONS[@]}" "${QUERIES[@]}" "${PAIRS_EXTRA[@]}" \
     --output "$OUTPUT/pairs"

@@ -250,3 +250,30 @@ def test_every_ablation_has_its_switches_and_one_table(pipeline):
 def test_an_unknown_ablation_is_refused(pipeline):
     code, _, said = pipeline.run(script="ablations.sh", VARIANTS="full no-such")
     assert code == 2 and "no-such" in said
+
+
+def test_heads_may_come_from_other_lists_than_the_training_queries(pipeline: Pipeline) -> None:
+    other = pipeline.folder / "other"
+    other.mkdir()
+    for name in ("queries.tsv", "corpus.jsonl", "qrels.txt", "run.bm25.txt"):
+        (other / name).write_text("y\n")
+
+    def selections() -> list[str]:
+        return [call for call in pipeline.calls.read_text().splitlines() if "select-heads" in call.split()]
+
+    assert pipeline.run(SELECT_ON=str(other))[1] == WHOLE
+    assert len(selections()) == 2 and all(f"--collection {other} " in call and "--hold-out" not in call for call in selections())
+    assert pipeline.run(SELECT_ON=str(other))[1] == []
+    (other / "qrels.txt").write_text("z\n")
+    assert "select-heads" in pipeline.run(SELECT_ON=str(other))[1], "other judgements, other heads"
+    pipeline.run(SELECT_ON="pairs")
+    found = selections()
+    assert len(found) == 2 and all(f"--contexts {pipeline.output}/pairs " in call and "--collection" not in call for call in found)
+    code, made, printed = pipeline.run(SELECT_ON=str(pipeline.folder / "nowhere"))
+    assert (code, made) == (2, []) and "SELECT_ON" in printed and "no queries.tsv there" in printed
+
+
+def test_held_out_lists_have_flags_of_their_own(pipeline: Pipeline) -> None:
+    pipeline.run(PAIRS_FLAGS="--sublists 3", HELD_OUT_FLAGS="--sublists 2")
+    train, held_out = (call for call in pipeline.calls.read_text().splitlines() if "pairs" in call.split() and "select-heads" not in call)
+    assert train.endswith("--sublists 3") and held_out.endswith("--sublists 2")

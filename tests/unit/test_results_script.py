@@ -48,6 +48,18 @@ def test_training_never_sees_a_test_collection(tmp_path: Path) -> None:
         assert not {"x", "y"} & {word.partition("=")[2] or word for word in words}, verb
 
 
+def test_all_methods_heads_come_from_one_selection_that_training_and_reselection_repeat(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    seen = commands(tmp_path, PHASES="heads train", SEEDS="1", SELECT_ON="c d", SELECT_FLAGS="--prune 0.3")
+    chosen, again = (words for words in seen if words[0] == "select-heads" and "niah" not in words)
+    for words in (chosen, again):
+        args = build_verb_parser("select-heads").parse_args(words[1:])
+        assert (args.collection, args.contexts, args.prune, args.max_words) == (["c", "d"], None, 0.3, 64)
+    assert build_verb_parser("select-heads").parse_args(chosen[1:]).method == ["entropy", "core", "qr"]
+    train = next(words[1:] for words in seen if words[0] == "train")
+    assert config_from(parse_arguments(train), world_size=1).heads == str(out / "heads.entropy.json")
+
+
 def test_the_control_reads_the_heads_of_every_seed_in_the_base_model(tmp_path: Path) -> None:
     base = next(words for words in commands(tmp_path, PHASES="evaluate") if "base=embedded" in words)
     for seed in (1, 2):
