@@ -10,19 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from headrank.errors import InputError
-from headrank.files import require_writable
+from headrank.files import put_in_place, require_writable
 from headrank.formats import Document, Qrels, atomic_write, write_json, write_jsonl, write_run
 
 FACTS_FILE = "benchmark.json"
 
 
-def require_free(folder: Path, overwrite: bool = False) -> bool:
-    """Fail before any work when ``write_collection`` could not write ``folder``; says whether it replaces something."""
+def require_free(folder: Path, overwrite: bool = False) -> None:
+    """Fail before any work when ``write_collection`` could not write ``folder``."""
     is_there = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     if is_there and not (overwrite and (folder / FACTS_FILE).is_file()):
         raise InputError(f"{folder}: already exists; remove it or choose another folder")
     require_writable(folder)
-    return is_there
 
 
 def write_collection(
@@ -41,7 +40,7 @@ def write_collection(
     One that has files is left alone unless ``overwrite`` and it was made here (it has the benchmark.json that ``facts``
     become). Judgements of queries that are not in ``queries`` are left out.
     """
-    is_there = require_free(folder, overwrite)
+    require_free(folder, overwrite)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
@@ -56,10 +55,6 @@ def write_collection(
         if facts is not None:
             write_json(temporary / FACTS_FILE, facts)
         os.chmod(temporary, 0o755)
-        if is_there:  # two renames: at no moment is there half a collection
-            os.replace(folder, replaced := Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent)))
-        os.replace(temporary, folder)
-        if is_there:
-            shutil.rmtree(replaced, ignore_errors=True)
+        put_in_place(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

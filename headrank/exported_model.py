@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from headrank.errors import InputError
-from headrank.files import read_json, write_json
+from headrank.files import put_in_place, read_json, write_json
 from headrank.heads import HeadSet
 from headrank.model_card import model_card
 
@@ -95,16 +95,6 @@ def hidden_beside(output: Path) -> Path:
     """Where a directory is made before it takes its name."""
     output = output.absolute()
     return output.with_name(f".{output.name}.partial")
-
-
-def put_in_place(partial: Path, output: Path) -> None:
-    """Give a finished directory its name; what had the name goes only then."""
-    replaced = output.absolute().with_name(f".{output.absolute().name}.replaced")
-    shutil.rmtree(replaced, ignore_errors=True)
-    if output.exists():
-        output.rename(replaced)
-    partial.rename(output)
-    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def write_failed(output: Path, error: OSError) -> InputError:

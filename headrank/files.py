@@ -11,6 +11,7 @@ import errno
 import gzip
 import json
 import os
+import shutil
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -52,6 +53,16 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO]:
         if error.errno not in _DISK_ERRORS:
             raise
         raise InputError(f"{path}: cannot be written ({error.strerror}); make room or choose another place") from error
+
+
+def put_in_place(partial: Path, output: Path) -> None:
+    """Give a finished directory its name; what had the name goes only then."""
+    replaced = output.absolute().with_name(f".{output.absolute().name}.replaced")
+    shutil.rmtree(replaced, ignore_errors=True)
+    if output.exists():
+        output.rename(replaced)
+    partial.rename(output)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def require_writable(path: str | os.PathLike[str]) -> None:

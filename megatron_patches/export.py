@@ -21,7 +21,8 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing
 
 from headrank.errors import InputError
-from headrank.exported_model import check_output, copy_companions, hidden_beside, put_in_place, write_failed, write_headrank_files
+from headrank.exported_model import check_output, copy_companions, hidden_beside, write_failed, write_headrank_files
+from headrank.files import put_in_place
 from headrank.heads import HeadSet
 from headrank.provenance import versions
 from megatron_patches.checkpoint import checkpoint_directory
