@@ -5,7 +5,7 @@ returns a scalar; ``headrank_loss`` adds them up for one context. Pairs share th
 the pairs and Omega is counted once per context: the same as the mean over pairs of the paper's per-pair objective.
 
 alpha and beta are the paper's (0.05). The margin m, gamma, eta, the temperature of p and the scale of the scores are not
-in the paper: they are ours, from a prototype and not yet tuned here (docs/decisions.md).
+in the paper: they are ours, and docs/results.md has the search over all but the temperature.
 """
 
 from __future__ import annotations
