@@ -13,7 +13,6 @@ import random
 from collections.abc import Collection as Ids
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -84,10 +83,10 @@ def collection_contexts(
         )
     corpus = collection.documents({candidate.doc_id for query_id in chosen for candidate in run[query_id][:depth]})
     contexts = []
-    for order in _orders(permutations, with_retriever_order):
+    for order in list_orders(permutations, with_retriever_order):
         for query_id in chosen:
             candidates = [candidate.doc_id for candidate in run[query_id][:depth]]
-            listed = _in_prompt_order(candidates, f"{seed}:{query_id}:{order}" if order else None, template)
+            listed = in_prompt_order(candidates, f"{seed}:{query_id}:{order}" if order else None, template)
             grades = (qrels[query_id].get(doc_id) for doc_id in listed)
             contexts.append(
                 SelectionContext(
@@ -102,36 +101,12 @@ def collection_contexts(
     return contexts
 
 
-def training_contexts(
-    folder: str | Path, template: PromptTemplate, *, permutations: int = 0, with_retriever_order: bool = True, seed: int = 0
-) -> list[SelectionContext]:
-    """The lists of a folder of 'headrank pairs' with the grades they have there: heads for the lists that are trained on."""
-    from data_tools.contexts import CONTEXTS_FILE, iterate_contexts
-
-    lists = list(iterate_contexts(Path(folder) / CONTEXTS_FILE))
-    contexts = []
-    for order in _orders(permutations, with_retriever_order):
-        for context in lists:
-            listed = _in_prompt_order(context.documents, f"{seed}:{context.context_id}:{order}" if order else None, template)
-            contexts.append(
-                SelectionContext(
-                    collection=context.context_id.split("/")[0],
-                    query_id=context.query_id,
-                    order=order,
-                    query=context.query,
-                    documents=tuple((document.title, document.text) for document in listed),
-                    grades=tuple(None if document.grade is None else max(document.grade, 0) for document in listed),
-                )
-            )
-    return contexts
-
-
-def _orders(permutations: int, with_retriever_order: bool) -> list[int]:
+def list_orders(permutations: int, with_retriever_order: bool) -> list[int]:
     """Numbers of the orders every list is read in: 0 is the retriever's."""
     return ([0] if with_retriever_order or not permutations else []) + list(range(1, permutations + 1))
 
 
-def _in_prompt_order(ranked: Sequence[Item], shuffle: str | None, template: PromptTemplate) -> list[Item]:
+def in_prompt_order(ranked: Sequence[Item], shuffle: str | None, template: PromptTemplate) -> list[Item]:
     """Candidates in retriever order as the prompt has them; ``shuffle`` is the seed of a random order."""
     listed = list(ranked)
     if shuffle is not None:

@@ -157,10 +157,12 @@ def _pruned(num_layers: int, fraction: float) -> int:
 
 
 def _contexts(args: argparse.Namespace) -> list[SelectionContext]:
-    from headrank.selection import collection_contexts, training_contexts
+    from headrank.selection import collection_contexts
 
     contexts = []
     if args.contexts:
+        from data_tools.selection_lists import training_contexts
+
         _refuse_beside_contexts(args)
         for folder in args.contexts:
             contexts += training_contexts(

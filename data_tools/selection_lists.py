@@ -1,0 +1,31 @@
+"""The lists that are trained on, as head selection reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from data_tools.contexts import CONTEXTS_FILE, iterate_contexts
+from headrank.prompt import PromptTemplate
+from headrank.selection import SelectionContext, in_prompt_order, list_orders
+
+
+def training_contexts(
+    folder: str | Path, template: PromptTemplate, *, permutations: int = 0, with_retriever_order: bool = True, seed: int = 0
+) -> list[SelectionContext]:
+    """The lists of a folder of 'headrank pairs' with the grades they have there, in the orders that are asked for."""
+    lists = list(iterate_contexts(Path(folder) / CONTEXTS_FILE))
+    contexts = []
+    for order in list_orders(permutations, with_retriever_order):
+        for context in lists:
+            listed = in_prompt_order(context.documents, f"{seed}:{context.context_id}:{order}" if order else None, template)
+            contexts.append(
+                SelectionContext(
+                    collection=context.context_id.split("/")[0],
+                    query_id=context.query_id,
+                    order=order,
+                    query=context.query,
+                    documents=tuple((document.title, document.text) for document in listed),
+                    grades=tuple(None if document.grade is None else max(document.grade, 0) for document in listed),
+                )
+            )
+    return contexts
