@@ -189,8 +189,13 @@ def _contexts(args: argparse.Namespace) -> list[SelectionContext]:
 
 def _refuse_beside_contexts(args: argparse.Namespace) -> None:
     """The lists of a folder are complete: what would choose others is a mistake. niah may still take its hay from a collection."""
-    given = ["collection"] if args.collection and "niah" not in args.method and "all" not in args.method else []
-    given += [name for name in ("queries", "qrels", "run", "only", "hold_out") if getattr(args, name)]
+    needs_hay = {"niah", "all"} & set(args.method)
+    names = (
+        ("queries", "qrels", "run", "only", "hold_out")
+        if needs_hay
+        else ("collection", "corpus", "queries", "qrels", "run", "only", "hold_out")
+    )
+    given = [name for name in names if getattr(args, name)]
     if given:
         flag = given[0].replace("_", "-")
         raise InputError(f"--contexts and --{flag} both say which lists to read; choose queries and candidates when 'headrank pairs' runs")
