@@ -189,12 +189,9 @@ def _contexts(args: argparse.Namespace) -> list[SelectionContext]:
 
 def _refuse_beside_contexts(args: argparse.Namespace) -> None:
     """The lists of a folder are complete: what would choose others is a mistake. niah may still take its hay from a collection."""
-    needs_hay = {"niah", "all"} & set(args.method)
-    names = (
-        ("queries", "qrels", "run", "only", "hold_out")
-        if needs_hay
-        else ("collection", "corpus", "queries", "qrels", "run", "only", "hold_out")
-    )
+    names = ["queries", "qrels", "run", "only", "hold_out"]
+    if not {"niah", "all"} & set(args.method):
+        names += ["collection", "corpus"]
     given = [name for name in names if getattr(args, name)]
     if given:
         flag = given[0].replace("_", "-")

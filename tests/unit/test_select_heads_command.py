@@ -141,7 +141,7 @@ def test_heads_of_the_lists_that_are_trained_on(model, collection, tmp_path) -> 
     assert short.settings["depth"] == 3 and short.source["contexts"] == 12 and short.table != whole.table  # 3 queries x 2 lists x 2 orders
 
 
-@pytest.mark.parametrize("flag", ["--collection", "--only", "--run"])
+@pytest.mark.parametrize("flag", ["--collection", "--corpus", "--only", "--run"])
 def test_lists_and_a_collection_are_refused_together(model, collection, tmp_path, capsys, flag) -> None:
     assert select_on(model, tmp_path, tmp_path / "heads.json", flag, str(collection)) == 2
     assert f"--contexts and {flag} both say which lists to read" in capsys.readouterr().err
