@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -211,13 +210,6 @@ def find_benchmark(name: str) -> Benchmark:
         hint = f"did you mean {near[0]!r}?" if near else f"the names are {', '.join(BENCHMARKS)}"
         raise InputError(f"benchmark {name!r} is not known; {hint}")
     return found
-
-
-def find_benchmarks(names: Iterable[str]) -> list[Benchmark]:
-    """Several benchmarks in the paper's order, each once; 'all' means all fourteen."""
-    listed = list(names)
-    wanted = set(BENCHMARKS) if "all" in listed else {find_benchmark(name).name for name in listed}
-    return [benchmark for benchmark in BENCHMARKS.values() if benchmark.name in wanted]
 
 
 def benchmark_home(given: str | os.PathLike[str] | None = None) -> Path:

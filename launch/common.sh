@@ -2,6 +2,9 @@
 # For the launchers, sourced from the checkout's root: checks that end with one line and exit code 2, and steps that are not done twice.
 # A dry run may come before the files are there.
 
+# Waiting threads that spin make every process on a small machine several times slower.
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE} GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-0} TOKENIZERS_PARALLELISM=${TOKENIZERS_PARALLELISM:-false}
+
 stop() { echo "${0##*/}: $*" >&2; exit 2; }
 
 need_number() { # NAME [LEAST]: the variable of this name is a whole number of at least LEAST (1)

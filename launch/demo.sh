@@ -26,7 +26,6 @@ export PAIRS_FLAGS=${PAIRS_FLAGS---depth 20 --judged-only}
 # two data-parallel ranks where cores and memory (5 GB a rank at TP 1) allow it
 export NPROC=${NPROC:-$((CORES >= 2 * TP && GIGABYTES >= 12 ? 2 * TP : TP))} SAVE_INTERVAL=${SAVE_INTERVAL:-1000}
 export PYTHON=${PYTHON:-python} DRY_RUN=${DRY_RUN:-0}
-export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE} GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-0} TOKENIZERS_PARALLELISM=false
 export PYTHONWARNINGS=${PYTHONWARNINGS:-ignore} # Megatron warns in every process that there is no Transformer Engine
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 HEADRANK=("$PYTHON" -m headrank)

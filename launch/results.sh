@@ -2,7 +2,7 @@
 # The study behind docs/results.md: train with several seeds, then every method on every test collection, in two document orders.
 #
 #   TRAIN="dl21 dl23-llmjudge" EVAL="dl19=DIR nfcorpus=DIR ..." OUTPUT=runs/results launch/results.sh [flags for pretrain_headrank.py]
-#   PHASES="train" launch/results.sh          # or heads, evaluate, rankgpt, report: one at a time; default: all, in this order
+#   PHASES="heads train" ... launch/results.sh  # some of: heads train evaluate rankgpt report (the default: all, in this order)
 #
 # Everything resumes: stop it at any time and start it again. Settings were chosen with launch/tune.sh on VALID_QUERIES, which are
 # training queries; the test collections are read by 'evaluate' and 'rankgpt' only.
@@ -30,7 +30,6 @@ export SELECT_FLAGS=${SELECT_FLAGS:---only examples/collection/train.qids --no-r
 export PAIRS_FLAGS=${PAIRS_FLAGS:---depth 100 --unjudged-as-zero --sublists 3 --sublist-size 12} # training lists, drawn from the top 100
 export PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-1e-4} EPOCHS=${EPOCHS:-0.25}
 export GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-1} NPROC=${NPROC:-1} SAVE_INTERVAL=${SAVE_INTERVAL:-20} PYTHON=${PYTHON:-python} DRY_RUN=${DRY_RUN:-0}
-export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE} GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-0} TOKENIZERS_PARALLELISM=false
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" STATISTICS=${STATISTICS:-$OUTPUT/head-statistics}
 HEADRANK=("$PYTHON" -m headrank)
 PROMPT=(--query-rows "$QUERY_ROWS" --max-words "$MAX_WORDS")
@@ -43,6 +42,9 @@ read -ra seeds <<<"$SEEDS"
 read -ra depths <<<"$DEPTHS"
 read -ra orders <<<"$ORDERS"
 need_switch DRY_RUN
+for name in $PHASES; do
+    [[ " heads train evaluate rankgpt report " == *" $name "* ]] || stop "unknown phase '$name'; known: heads train evaluate rankgpt report"
+done
 need_file TRAIN_QUERIES
 need_collections TRAIN "${folders[@]}"
 need_collections EVAL "${tests[@]#*=}"

@@ -30,7 +30,6 @@ SEED=${SEED:-1}
 JOBS=${JOBS:-1}                                # rows at a time, one process each
 PYTHON=${PYTHON:-python}
 DRY_RUN=${DRY_RUN:-0}
-export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE} GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-0} TOKENIZERS_PARALLELISM=false
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
 for name in ITERATIONS GLOBAL_BATCH_SIZE DEPTH JOBS; do need_number "$name"; done

@@ -10,6 +10,7 @@ headrank benchmark run ...                   a matrix of models, methods and ben
 from __future__ import annotations
 
 import argparse
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from data_tools.benchmarks import Benchmark
     from data_tools.prepare_benchmark import Check
     from headrank.evaluation.matrix_plan import MatrixBenchmark
+
+_log = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,8 +60,25 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "run":
         from headrank.evaluation import matrix
 
+        args.benchmarks = _all_prepared(args.benchmarks, args.home)
         return int(matrix.run(args, find_benchmark=lambda name: find_prepared(name, args.home)) or 0)
     return _prepare(args) if args.action == "prepare" else _list(args)
+
+
+def _all_prepared(names: list[str], home: str | None) -> list[str]:
+    """The names as given; 'all' stands for every benchmark that is prepared."""
+    from data_tools.benchmarks import BENCHMARKS, benchmark_home, is_ready
+
+    if "all" not in names:
+        return names
+    folder = benchmark_home(home)
+    ready = [name for name, benchmark in BENCHMARKS.items() if is_ready(benchmark, folder)]
+    if not ready:
+        raise InputError(f"--benchmarks all: none is prepared in {folder}; headrank benchmark prepare NAME --from DIR")
+    left_out = [name for name in BENCHMARKS if name not in ready]
+    if left_out:
+        _log.warning("--benchmarks all: not prepared and left out: %s", ", ".join(left_out))
+    return list(dict.fromkeys(other for name in names for other in (ready if name == "all" else [name])))
 
 
 def find_prepared(name: str, home: str | None = None) -> MatrixBenchmark:
@@ -70,7 +90,9 @@ def find_prepared(name: str, home: str | None = None) -> MatrixBenchmark:
     folder = benchmark_home(home)
     if not is_ready(benchmark, folder):
         raise InputError(f"benchmark {benchmark.name!r} is not ready in {folder}; headrank benchmark prepare {benchmark.name} --from DIR")
-    return MatrixBenchmark(benchmark.name, folder / benchmark.name, benchmark.depth, benchmark.measures, missing="skip")
+    return MatrixBenchmark(
+        benchmark.name, folder / benchmark.name, benchmark.depth, benchmark.measures, missing="skip", retriever=benchmark.retriever
+    )
 
 
 def _list(args: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from headrank.formats import Collection
 from headrank.prompt import ORDERS, QUERY_ROWS, PromptTemplate
 
 Item = TypeVar("Item")
+_PROMPT_SWITCHES = ("query_rows", "order", "max_words")
 
 
 def add_collection_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -50,8 +51,13 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
 
 def prompt_from(args: argparse.Namespace, base: PromptTemplate | None = None) -> PromptTemplate:
     """The template with the given switches changed."""
-    changes = {name: getattr(args, name) for name in ("query_rows", "order", "max_words") if getattr(args, name, None) is not None}
+    changes = {name: getattr(args, name) for name in _PROMPT_SWITCHES if getattr(args, name, None) is not None}
     return dataclasses.replace(base or PromptTemplate(), **changes)
+
+
+def changes_prompt(args: argparse.Namespace) -> bool:
+    """Whether any switch of the prompt was given."""
+    return any(getattr(args, name, None) is not None for name in _PROMPT_SWITCHES)
 
 
 def resolve_model(name: str) -> str:

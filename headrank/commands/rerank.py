@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_prompt_arguments(parser)
     group = parser.add_argument_group("reranking")
     group.add_argument("--output", metavar="FILE", required=True, help="TREC run to write; a name ending in .jsonl gives rank_llm JSONL")
-    group.add_argument("--method", default="headrank", help="headrank (default), icr, core, qr, niah, rankgpt or bm25")
+    group.add_argument("--method", default="headrank", help="headrank (default), icr, core, qr, niah, rankgpt, bm25 or colbertv2 (the run as it is)")
     group.add_argument("--heads", metavar="FILE", help="heads.json (default: the model's headrank.json; icr needs none)")
     group.add_argument("--depth", type=options.positive_int, default=40, metavar="N", help="candidates reranked per query (default 40)")
     group.add_argument(
@@ -184,18 +184,17 @@ def _build_ranker(args: argparse.Namespace) -> Any:
 
     if find_method(args.method).kind == "first-stage":
         return FirstStage()
-    from headrank.heads import HeadSet
+    from headrank.reranker import choose_heads
 
-    heads = HeadSet.load(args.heads) if args.heads else None
-    changed = any(getattr(args, name) is not None for name in ("query_rows", "order", "max_words"))
-    prompt = options.prompt_from(args, heads.prompt if heads else None) if changed else None
+    model = options.resolve_model(args.model)
+    heads = choose_heads(model, args.heads) if args.heads or args.method == "headrank" else None
     return build_ranker(
         args.method,
-        options.resolve_model(args.model),
+        model,
         heads=heads,
         device=args.device,
         dtype=args.dtype,
-        prompt=prompt,
+        prompt=options.prompt_from(args, heads.prompt if heads else None) if options.changes_prompt(args) else None,
         calibrate=not args.no_calibration,
         batch_size=args.batch_size,
         api_base=args.api_base,

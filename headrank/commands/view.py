@@ -139,9 +139,8 @@ def _view(
 
 def _prompt(args: argparse.Namespace) -> PromptTemplate | None:
     """The heads' own prompt with the given switches changed; None when nothing was changed."""
-    if all(getattr(args, name) is None for name in ("query_rows", "order", "max_words")):
+    if not options.changes_prompt(args):
         return None
-    from headrank.heads import HeadSet
+    from headrank.reranker import choose_heads
 
-    base = HeadSet.load(args.heads).prompt if args.heads and args.heads != "all" else None
-    return options.prompt_from(args, base)
+    return options.prompt_from(args, choose_heads(options.resolve_model(args.model), args.heads).prompt)

@@ -8,6 +8,7 @@ over processes by --shard I/N, by torchrun or by a SLURM array.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import logging
 import os
@@ -29,7 +30,8 @@ _log = logging.getLogger(__name__)
 SETTINGS = "cell.json"
 Resolver = Callable[[str], MatrixBenchmark]
 Execute = Callable[[Sequence[str]], int]
-_LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+# What makes a process a member of a group. LOCAL_RANK stays: it says which GPU the process has (headrank/placement.py).
+_LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--methods", nargs="+", default=["bm25", "icr"], metavar="METHOD", help=f"{', '.join(METHODS)}; METHOD+VARIANT labels a variant"
     )
     what.add_argument(
-        "--benchmarks", nargs="+", required=True, metavar="NAME", help="registered names, or NAME=DIR for a collection folder"
+        "--benchmarks",
+        nargs="+",
+        required=True,
+        metavar="NAME",
+        help="registered names ('all': those that are prepared), or NAME=DIR for a collection folder",
     )
     what.add_argument("--heads", nargs="+", default=[], metavar="[MODEL/]METHOD=FILE", help="heads.json of the methods that select heads")
     what.add_argument(
@@ -237,7 +243,7 @@ def _benchmark(text: str, args: argparse.Namespace, find_benchmark: Resolver | N
         raise InputError(f"--benchmarks {text!r}: not a folder; write NAME=DIR")
     found = find_benchmark(text)
     chosen = measures or tuple(map(measure_name, found.measures))
-    return MatrixBenchmark(found.name, found.collection, found.depth, chosen, found.missing)
+    return dataclasses.replace(found, measures=chosen)
 
 
 def _heads(given: Sequence[str]) -> dict[str, str]:

@@ -31,6 +31,7 @@ class MatrixBenchmark:
     depth: int
     measures: tuple[str, ...]
     missing: Missing = "zero"
+    retriever: str | None = None  # the first-stage method whose run it has, where that is known; others have no row there
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def plan_cells(
     depths: Sequence[int] = (),
     orders: Sequence[str] = ("retriever",),
 ) -> list[MatrixCell]:
-    """All cells in a fixed order; first-stage methods once a benchmark and depth. What cannot run is refused before anything does."""
+    """All cells in a fixed order; a first-stage method once a benchmark and depth, where the run is its own. What cannot run is refused before anything does."""
     if depths and min(depths) < 1:
         raise InputError(f"--depths {min(depths)}: at least one candidate must be reranked; give numbers from 1")
     cells = []
@@ -101,7 +102,7 @@ def plan_cells(
             cells += [
                 MatrixCell(None, method, None, benchmark, depth, "retriever")
                 for method in methods
-                if find_method(method.partition("+")[0]).kind == "first-stage"
+                if find_method(method.partition("+")[0]).kind == "first-stage" and benchmark.retriever in (None, method.partition("+")[0])
             ]
             cells += [
                 MatrixCell(model, method, find_heads(model, method, heads), benchmark, depth, order)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data_tools.benchmarks import BENCHMARKS, benchmark_home, find_benchmark, find_benchmarks, is_ready
+from data_tools.benchmarks import BENCHMARKS, benchmark_home, find_benchmark, is_ready
 from data_tools.prepare_benchmark import check_first_stage, read_material, remove_query_documents
 from headrank.commands import main
 from headrank.commands.benchmark import find_prepared
@@ -40,8 +40,6 @@ def test_names_have_aliases_and_unknown_ones_a_hint() -> None:
         find_benchmark("musik")
     with pytest.raises(InputError, match="the names are dl19"):
         find_benchmark("qqqq")
-    assert [benchmark.name for benchmark in find_benchmarks(["fever", "dl19", "dl19"])] == ["dl19", "fever"]
-    assert len(find_benchmarks(["all"])) == 14
 
 
 def test_the_home_is_given_or_in_the_environment_or_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -170,6 +168,23 @@ def test_a_prepared_benchmark_is_found_by_the_matrix_with_the_papers_average(tmp
         ("nDCG@10",),
         "skip",
     )
+
+
+def test_all_means_every_prepared_benchmark(tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["benchmark", "run", "--benchmarks", "all", "--methods", "bm25", "colbertv2", "--home", str(tmp_path)]
+    words += ["--output", str(tmp_path / "cells")]
+    assert main(words) == 2
+    assert "--benchmarks all: none is prepared" in capsys.readouterr().err
+    make_collection(tmp_path / "source", GRADES)
+    for name in ("nfcorpus", "dl19", "musique"):
+        prepare(name, "--from", str(tmp_path / "source"), home=tmp_path)
+    assert main(words) == 0
+    assert sorted(str(path.parent.relative_to(tmp_path / "cells")) for path in (tmp_path / "cells").rglob("metrics.json")) == [
+        "dl19/top40-retriever/first-stage/bm25",
+        "musique/top20-retriever/first-stage/colbertv2",
+        "nfcorpus/top40-retriever/first-stage/bm25",
+    ]
+    assert "not prepared and left out: dl20, trec-covid" in caplog.text + capsys.readouterr().err
 
 
 def test_the_list_shows_what_is_ready_and_everything_about_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

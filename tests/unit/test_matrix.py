@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -245,6 +246,36 @@ def test_registered_names_come_from_the_resolver(collection: Path, tmp_path: Pat
     assert (cell.benchmark, list(cell.metrics["measures"]), cell.condition) == ("hotpotqa", ["R@2", "R@5"], (2, "retriever"))
     with pytest.raises(InputError, match="not a folder; write NAME=DIR"):
         matrix.run(parse(*words), execute=FakeRerank())
+
+
+def test_a_first_stage_has_no_row_where_the_run_is_anothers(collection: Path) -> None:
+    benchmarks = [
+        MatrixBenchmark("own", collection, 2, ("nDCG@10",), retriever="bm25"),
+        MatrixBenchmark("hops", collection, 2, ("R@2",), retriever="colbertv2"),
+        MatrixBenchmark("folder", collection, 2, ("nDCG@10",)),
+    ]
+    cells = plan_cells([], ["bm25", "colbertv2"], benchmarks, {})
+    assert [(cell.benchmark.name, cell.method) for cell in cells] == [
+        ("own", "bm25"),
+        ("hops", "colbertv2"),
+        ("folder", "bm25"),
+        ("folder", "colbertv2"),
+    ]
+
+
+def test_a_cell_leaves_the_process_group_but_keeps_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "here", "MASTER_PORT": "1", "LOCAL_RANK": "3"}.items():
+        monkeypatch.setenv(name, value)
+    seen: dict[str, str] = {}
+
+    def run(command: Sequence[str], *, env: dict[str, str], check: bool) -> subprocess.CompletedProcess[str]:
+        seen.update(env)
+        return subprocess.CompletedProcess(list(command), 0)
+
+    monkeypatch.setattr(matrix.subprocess, "run", run)
+    assert matrix._execute(["rerank"]) == 0
+    assert seen["LOCAL_RANK"] == "3"
+    assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} & set(seen)
 
 
 def test_only_restricts_rerank_and_measures_alike(collection: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from headrank.commands import build_verb_parser, main
 from headrank.commands import rerank as verb
+from headrank.exported_model import FORMAT
 from headrank.formats import read_run
 from headrank.heads import HeadSet
 from headrank.prompt import PromptTemplate
@@ -72,6 +74,16 @@ def arguments(model: Path, collection: Path, output: Path, *extra: str) -> list[
         str(output),
         *extra,
     ]
+
+
+def test_a_switch_of_the_prompt_leaves_the_others_as_the_models_own_heads_have_them(collection: Path, tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "exported")
+    own = PromptTemplate(query_rows="instruction", order="reversed", max_words=5)
+    heads = dataclasses.replace(HeadSet.load(collection / "heads.json"), prompt=own)
+    (model / "headrank.json").write_text(json.dumps({"format": FORMAT, "heads": heads.to_dict()}))
+    words = ["rerank", "--model", str(model), "--collection", str(collection), "--meta", str(tmp_path / "meta.json")]
+    assert main([*words, "--output", str(tmp_path / "out.txt"), "--max-words", "4"]) == 0
+    assert json.loads((tmp_path / "meta.json").read_text())["prompt_hash"] == dataclasses.replace(own, max_words=4).hash
 
 
 def test_every_candidate_comes_back_once_and_those_beyond_the_depth_keep_their_order(model: Path, collection: Path, tmp_path: Path) -> None:

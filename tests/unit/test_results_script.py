@@ -43,6 +43,13 @@ def test_every_command_of_the_study_is_accepted_by_its_parser(tmp_path: Path) ->
     assert verbs.count("train") == 2 and verbs.count("benchmark") == 2 * (1 + 2) + 1 and verbs[-1] == "report"
 
 
+def test_a_phase_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    given = {**os.environ, "DRY_RUN": "1", "TRAIN": "a", "EVAL": "x=y", "OUTPUT": str(tmp_path / "out"), "PHASES": "heads trian"}
+    done = subprocess.run([ROOT / "launch" / "results.sh"], env=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "results.sh: unknown phase 'trian'; known: heads train evaluate rankgpt report\n"
+
+
 def test_training_never_sees_a_test_collection(tmp_path: Path) -> None:
     for verb, *words in commands(tmp_path, PHASES="heads train"):
         assert not {"x", "y"} & {word.partition("=")[2] or word for word in words}, verb
