@@ -110,6 +110,12 @@ def exchange_heads(
     if about is None:
         raise InputError(f"--exported {exported}: has no headrank.json, so 'headrank export-hf' did not write it; give --checkpoint")
     heads = heads or HeadSet.from_dict({"table": [], **about["heads"]})
+    trained_with = about["heads"].get("prompt_hash")
+    if trained_with not in (None, heads.prompt.hash):
+        raise InputError(
+            f"--heads: chosen with another prompt ({heads.prompt.hash}) than {exported} was trained with ({trained_with}); "
+            "select them with 'select-heads --prompt-of' and the heads that were trained"
+        )
     config = read_json(exported / "config.json")
     if not isinstance(config, dict):
         raise InputError(f"{exported / 'config.json'}: not a model's configuration; export the model again")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import gzip
+import hashlib
 import json
 import os
 import shutil
@@ -53,6 +54,25 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO]:
         if error.errno not in _DISK_ERRORS:
             raise
         raise InputError(f"{path}: cannot be written ({error.strerror}); make room or choose another place") from error
+
+
+def file_sha256(path: str | os.PathLike[str]) -> str:
+    """Sixteen digits of a file's content."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+
+
+def file_key(path: str | os.PathLike[str]) -> str:
+    """What tells another version of a large file without reading it: name, size and time."""
+    facts = Path(path).stat()
+    return f"{Path(path).name} {facts.st_size} {facts.st_mtime_ns}"
+
+
+def folder_key(path: str | os.PathLike[str]) -> str | None:
+    """The same of all files in a folder, in sixteen digits; None for what is no folder (a model's name on the hub)."""
+    if not Path(path).is_dir():
+        return None
+    files = sorted(file for file in Path(path).iterdir() if file.is_file())
+    return hashlib.sha256("\n".join(map(file_key, files)).encode()).hexdigest()[:16]
 
 
 def put_in_place(partial: Path, output: Path) -> None:

@@ -41,12 +41,13 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--dtype", default=None, choices=["float32", "bfloat16", "float16"], help="default: float32 on CPU, else bfloat16")
 
 
-def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
+def add_prompt_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Switches of the prompt; what is not given keeps the value of heads.json or the default."""
     group = parser.add_argument_group("prompt")
     group.add_argument("--query-rows", choices=QUERY_ROWS, help="rows of I_q: the query's own tokens, or late instruction through suffix")
     group.add_argument("--order", choices=ORDERS, help="document order in the prompt: retriever (best first) or reversed (best last)")
     group.add_argument("--max-words", type=int, metavar="N", help="words kept of each document (default 300)")
+    return group
 
 
 def prompt_from(args: argparse.Namespace, base: PromptTemplate | None = None) -> PromptTemplate:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -21,7 +22,9 @@ from typing import Any
 from headrank.commands import options
 from headrank.commands.rerank_targets import Target, require_places, targets_of, template_of, write_targets
 from headrank.errors import InputError
+from headrank.files import folder_key
 from headrank.partial_results import PartialResults
+from headrank.prompt import PromptTemplate
 from headrank.requests import Request, requests_from_collection, requests_from_file
 
 _log = logging.getLogger(__name__)
@@ -35,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_prompt_arguments(parser)
     group = parser.add_argument_group("reranking")
     group.add_argument("--output", metavar="FILE", required=True, help="TREC run to write; a name ending in .jsonl gives rank_llm JSONL")
-    group.add_argument("--method", default="headrank", help="headrank (default), icr, core, qr, niah, rankgpt, bm25 or colbertv2 (the run as it is)")
+    group.add_argument(
+        "--method", default="headrank", help="headrank (default), icr, core, qr, niah, rankgpt; bm25 or colbertv2: the run as it is"
+    )
     group.add_argument("--heads", metavar="FILE", help="heads.json (default: the model's headrank.json; icr needs none)")
     group.add_argument("--depth", type=options.positive_int, default=40, metavar="N", help="candidates reranked per query (default 40)")
     group.add_argument(
@@ -168,14 +173,23 @@ def _build_rankers(args: argparse.Namespace, targets: Sequence[Target]) -> list[
 
     model = options.resolve_model(args.model)
     sets = [choose_heads(model, "all" if target.method == "icr" else target.heads) for target in targets]
-    selected = [heads.prompt for target, heads in zip(targets, sets, strict=True) if target.method != "icr"] or [sets[0].prompt]
-    prompts = [options.prompt_from(args, prompt) for prompt in selected]
-    if len({prompt.hash for prompt in prompts}) > 1:
-        raise InputError("--also: the heads were chosen with different prompts, and one forward has one; rerank them separately")
+    prompts = [options.prompt_from(args, heads.prompt) for heads in sets]
+    for target, prompt in zip(targets[1:], prompts[1:], strict=True):
+        if prompt.hash != prompts[0].hash:
+            raise InputError(
+                f"--also: {targets[0].method} and {target.method} have different prompts ({_difference(prompts[0], prompt)}; icr has the "
+                "default one), and one forward has one: give the flag, or rerank them separately"
+            )
     reader = AttentionReader.load(
         model, prompt=prompts[0], last_layer=max(heads.l_max for heads in sets), device=args.device, dtype=args.dtype
     )
     return [HeadRankReranker(reader, heads, calibrate=not args.no_calibration, batch_size=args.batch_size) for heads in sets]
+
+
+def _difference(one: PromptTemplate, other: PromptTemplate) -> str:
+    """The first field in which two prompts differ, with both values."""
+    name = next(field.name for field in dataclasses.fields(one) if getattr(one, field.name) != getattr(other, field.name))
+    return f"{name} {getattr(one, name)!r} and {getattr(other, name)!r}"
 
 
 def _build_ranker(args: argparse.Namespace) -> Any:
@@ -212,8 +226,7 @@ def _fingerprint(args: argparse.Namespace, targets: Sequence[Target], requests: 
     digest.update(json.dumps(settings, default=str).encode())
     for path in [Path(target.heads) for target in targets if target.heads]:
         digest.update(path.read_bytes() if path.is_file() else b"")
-    for path in sorted(Path(args.model).glob("*")) if Path(args.model).is_dir() else []:
-        digest.update(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}".encode())
+    digest.update(str(folder_key(args.model)).encode())
     for request in requests:
         digest.update(f"{request.query_id}\t{request.query}\t{[c.doc_id for c in request.candidates]}".encode())
         for document in request.documents:

@@ -13,7 +13,7 @@ from headrank.baselines import find_method
 from headrank.commands import options
 from headrank.errors import InputError
 from headrank.files import require_writable, write_json, write_jsonl
-from headrank.formats import write_run
+from headrank.formats import read_corpus, write_run
 from headrank.prompt import PromptTemplate
 from headrank.requests import Request
 
@@ -122,8 +122,8 @@ def _write_target(
     if target.output.endswith(".jsonl"):
         from headrank.rank_llm_format import read_candidates_jsonl, write_candidates_jsonl
 
-        wanted = {doc_id for pairs in ranked.values() for doc_id, _ in pairs}  # also those below the depth, which were not read before
-        texts = read_candidates_jsonl(args.requests)[2] if args.requests else options.open_collection(args).documents(wanted)
+        wanted = {doc_id for pairs in ranked.values() for doc_id, _ in pairs}  # also those below the depth, whose texts nobody needs
+        texts = read_candidates_jsonl(args.requests)[2] if args.requests else read_corpus(options.open_collection(args).corpus_path, wanted)
         write_candidates_jsonl(target.output, {request.query_id: request.query for request in requests}, ranked, texts)
     else:
         write_run(target.output, ranked, target.tag)

@@ -21,6 +21,7 @@ from headrank.formats import Collection, iterate_corpus
 
 if TYPE_CHECKING:
     from headrank.heads import HeadSet
+    from headrank.prompt import PromptTemplate
     from headrank.reader import AttentionReader
     from headrank.selection import HeadPolicy, RankedHeads, SelectionContext
 
@@ -34,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `headrank select-heads`."""
     _add_input_arguments(parser)
     options.add_model_arguments(parser)
-    options.add_prompt_arguments(parser)
+    options.add_prompt_arguments(parser).add_argument(
+        "--prompt-of", metavar="FILE", help="the prompt of these heads where no switch is given: to select again after training"
+    )
     group = parser.add_argument_group("selection")
     group.add_argument("--output", metavar="FILE", required=True, help="heads.json to write; FILE's stem also names the picture")
     group.add_argument(
@@ -142,13 +145,19 @@ def _attention_selection(args: argparse.Namespace, methods: list[str]) -> list[H
     return [_head_set(policy, args, (reader.num_layers, reader.num_heads), source, settings) for policy in policies]
 
 
+def _prompt(args: argparse.Namespace) -> PromptTemplate:
+    from headrank.heads import HeadSet
+
+    return options.prompt_from(args, HeadSet.load(args.prompt_of).prompt if args.prompt_of else None)
+
+
 def _load_reader(args: argparse.Namespace) -> AttentionReader:
     from headrank.model_config import model_size
     from headrank.reader import AttentionReader
 
     model = options.resolve_model(args.model)
     last_layer = _pruned(model_size(model)[0], args.prune) - 1
-    return AttentionReader.load(model, prompt=options.prompt_from(args), last_layer=last_layer, device=args.device, dtype=args.dtype)
+    return AttentionReader.load(model, prompt=_prompt(args), last_layer=last_layer, device=args.device, dtype=args.dtype)
 
 
 def _pruned(num_layers: int, fraction: float) -> int:
@@ -167,7 +176,7 @@ def _contexts(args: argparse.Namespace) -> list[SelectionContext]:
         for folder in args.contexts:
             contexts += training_contexts(
                 folder,
-                options.prompt_from(args),
+                _prompt(args),
                 permutations=args.permutations,
                 with_retriever_order=not args.no_retriever_order,
                 seed=args.seed,
@@ -176,7 +185,7 @@ def _contexts(args: argparse.Namespace) -> list[SelectionContext]:
     for collection in _collections(args):
         contexts += collection_contexts(
             collection,
-            options.prompt_from(args),
+            _prompt(args),
             depth=args.depth,
             permutations=args.permutations,
             with_retriever_order=not args.no_retriever_order,
@@ -261,7 +270,7 @@ def _head_set(
         model=args.model,
         num_layers=shape[0],
         num_heads=shape[1],
-        prompt=options.prompt_from(args),
+        prompt=_prompt(args),
         top_k=args.top_k,
         settings=settings,
         source=source,

@@ -24,6 +24,7 @@ from headrank.evaluation.cells import METRICS, RUN, SCORES, Cell, method_name, r
 from headrank.evaluation.matrix_plan import ORDERS, MatrixBenchmark, MatrixCell, parse_model, parse_shard, plan_cells, share_forwards
 from headrank.evaluation.measures import evaluate_run, measure_name
 from headrank.evaluation.metrics_file import META, read_facts, write_metrics
+from headrank.files import file_sha256
 from headrank.formats import Collection, read_json, read_qrels, read_run, write_json, write_jsonl, write_run
 
 _log = logging.getLogger(__name__)
@@ -123,9 +124,19 @@ def _run_group(cells: Sequence[MatrixCell], output: Path, args: argparse.Namespa
 
 
 def _measure_anew(cell: MatrixCell, folder: Path, args: argparse.Namespace) -> None:
-    """A finished cell that was measured by other measures than are asked for now is measured again; nothing is reranked."""
-    if list(read_cell(folder).metrics["measures"]) != list(cell.benchmark.measures):
+    """A finished cell is measured again when measures, judgements or the treatment of missing queries changed; nothing is reranked."""
+    metrics = read_cell(folder).metrics
+    is_measured_so = list(metrics["measures"]) == list(cell.benchmark.measures)
+    if not is_measured_so or any(metrics.get(key) != value for key, value in _judged_by(cell).items()):
         _measure(cell, folder, args)
+
+
+def _judged_by(cell: MatrixCell) -> dict[str, Any]:
+    return {"qrels_sha256": file_sha256(_qrels_path(cell)), "missing": cell.benchmark.missing}
+
+
+def _qrels_path(cell: MatrixCell) -> Path:
+    return Collection.open(cell.benchmark.collection).qrels_path or cell.benchmark.collection / "qrels.txt"
 
 
 def run_group(cells: Sequence[MatrixCell], output: Path, args: argparse.Namespace, execute: Execute) -> int:
@@ -154,8 +165,8 @@ def run_group(cells: Sequence[MatrixCell], output: Path, args: argparse.Namespac
 def _measure(cell: MatrixCell, folder: Path, args: argparse.Namespace) -> None:
     """metrics.json of a cell whose run is there."""
     facts = read_facts(folder / RUN) | {"method": cell.method, "depth": cell.depth, "order": cell.order}
-    facts |= {"model": cell.model.name if cell.model else None, "seed": cell.model.seed if cell.model else None}
-    qrels = read_qrels(Collection.open(cell.benchmark.collection).qrels_path or cell.benchmark.collection / "qrels.txt")
+    facts |= {"model": cell.model.name if cell.model else None, "seed": cell.model.seed if cell.model else None, **_judged_by(cell)}
+    qrels = read_qrels(_qrels_path(cell))
     only = _query_ids(args.only)
     evaluation = evaluate_run(read_run(folder / RUN), qrels, cell.benchmark.measures, missing=cell.benchmark.missing, query_ids=only)
     write_metrics(folder / RUN, facts, evaluation, qrels, cell.benchmark.name)
@@ -220,7 +231,7 @@ def _state(folder: Path, settings: dict[str, Any], restart: bool) -> str:
 
 def _shared(args: argparse.Namespace) -> dict[str, Any]:
     """The settings that all cells have in common."""
-    names = ("query_rows", "max_words", "dtype", "shuffle_seed")
+    names = ("query_rows", "max_words", "dtype", "shuffle_seed", "api_base")
     return {name: getattr(args, name) for name in names} | {"only": sorted(_query_ids(args.only) or [])}
 
 

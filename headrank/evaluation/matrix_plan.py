@@ -6,8 +6,6 @@ plan, so that any process of a job array finds the same cells, and a finished ce
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +15,7 @@ from typing import Any
 from headrank.baselines import find_method
 from headrank.errors import InputError
 from headrank.evaluation.measures import Missing
+from headrank.files import file_key, file_sha256, folder_key
 from headrank.formats import Collection
 
 ORDERS = ("retriever", "reversed", "shuffled")
@@ -67,13 +66,17 @@ class MatrixCell:
         return Path(_slug(self.benchmark.name)) / f"top{self.depth}-{self.order}" / model / (_slug(self.method) + seed)
 
     def settings(self, shared: Mapping[str, Any]) -> dict[str, Any]:
-        """Everything that decides the numbers of this cell, for the check on resumption."""
+        """Everything that decides the ranking of this cell, for the check on resumption; judgements are looked at when it is measured."""
+        collection = Collection.open(self.benchmark.collection)
         return {
             "model": None if self.model is None else asdict(self.model),
+            "model_files": None if self.model is None else folder_key(self.model.path),
             "method": self.method,
-            "heads_sha256": _sha256(self.heads) if self.heads else None,
+            "heads_sha256": file_sha256(self.heads) if self.heads else None,
             "benchmark": self.benchmark.name,
-            "run_sha256": _sha256(Collection.open(self.benchmark.collection).run_path or ""),
+            "run_sha256": file_sha256(collection.run_path or ""),
+            "queries_sha256": file_sha256(collection.queries_path),
+            "corpus": file_key(collection.corpus_path),
             "depth": self.depth,
             "order": self.order,
             **shared,
@@ -89,7 +92,10 @@ def plan_cells(
     depths: Sequence[int] = (),
     orders: Sequence[str] = ("retriever",),
 ) -> list[MatrixCell]:
-    """All cells in a fixed order; a first-stage method once a benchmark and depth, where the run is its own. What cannot run is refused before anything does."""
+    """All cells in a fixed order; a first-stage method once a benchmark and depth, where the run is its own.
+
+    What cannot run is refused before anything does.
+    """
     if depths and min(depths) < 1:
         raise InputError(f"--depths {min(depths)}: at least one candidate must be reranked; give numbers from 1")
     cells = []
@@ -165,14 +171,16 @@ def parse_shard(text: str | None, environment: Mapping[str, str]) -> tuple[int, 
     if int(environment.get("WORLD_SIZE", "1")) > 1:
         return int(environment["RANK"]), int(environment["WORLD_SIZE"])
     if "SLURM_ARRAY_TASK_COUNT" in environment:
-        first = int(environment.get("SLURM_ARRAY_TASK_MIN", "0"))
-        return int(environment["SLURM_ARRAY_TASK_ID"]) - first, int(environment["SLURM_ARRAY_TASK_COUNT"])
+        first, last = int(environment.get("SLURM_ARRAY_TASK_MIN", "0")), environment.get("SLURM_ARRAY_TASK_MAX")
+        index, count = int(environment["SLURM_ARRAY_TASK_ID"]) - first, int(environment["SLURM_ARRAY_TASK_COUNT"])
+        if index >= count or (last is not None and int(last) - first + 1 != count):
+            raise InputError(
+                f"SLURM array of {count} tasks with gaps (this one is {index + first}): cells cannot be counted off by them; "
+                f"give --shard I/N or --array=0-{count - 1}"
+            )
+        return index, count
     return 0, 1
 
 
 def _slug(text: str) -> str:
     return re.sub(r"[^\w.+-]+", "_", text).strip("_.") or "unnamed"
-
-
-def _sha256(path: str | os.PathLike[str]) -> str:
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]

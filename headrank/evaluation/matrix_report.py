@@ -144,13 +144,13 @@ def _curve_blocks(analyses: CellAnalyses, stem: Path) -> list[Block]:
         benchmark = next(cell.benchmark for cell in analyses.cells if cell.model == model)
         curves = analyses.curves(model, benchmark)
         if curves:
-            slug = re.sub(r"\W+", "_", f"{Path(model).name}_{benchmark}")
+            slug = re.sub(r"\W+", "_", f"{model}_{benchmark}").strip("_")
             png, _ = draw_position_curves(curves, stem.parent / f"{stem.name}_positions_{slug}")
             blocks.append(
                 Picture(
                     png,
                     f"Score by position, {model} on {benchmark}.",
-                    f"Score by position, {Path(model).name} on {benchmark}: flat and equal lines are homogenisation.",
+                    f"Score by position, {model} on {benchmark}: flat and equal lines are homogenisation.",
                 )
             )
     return blocks

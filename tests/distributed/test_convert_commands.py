@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from headrank import HeadRankReranker
 from headrank.heads import HeadSet
+from headrank.prompt import PromptTemplate
 from tests.distributed.command_ranks import run_commands, run_commands_on_a_full_disk
 from tests.distributed.launcher import run_ranks
 from tests.tiny_models import make_tiny_model
@@ -28,6 +29,7 @@ def place(tmp_path_factory):
     HeadSet(((1, 3), (2, 5)), "headrank", "tiny", 4, 8).save(place / "heads.json")
     HeadSet(((1, 3), (9, 5)), "headrank", "tiny", 12, 8).save(place / "deep.json")
     HeadSet(((0, 1), (3, 2)), "entropy", "tiny", 4, 8).save(place / "others.json")
+    HeadSet(((0, 1), (3, 2)), "entropy", "tiny", 4, 8, prompt=PromptTemplate(max_words=64)).save(place / "short_prompt.json")
     return place
 
 
@@ -44,6 +46,7 @@ def alone(place):
         "exchanged": [*again, f"{at}/full", "--output", f"{at}/exchanged", "--heads", f"{at}/others.json"],
         "copied": [*again, f"{at}/short", "--output", f"{at}/copied"],
         "exchanged deep": [*again, f"{at}/short", "--output", f"{at}/x", "--heads", f"{at}/others.json"],
+        "other prompt": [*again, f"{at}/full", "--output", f"{at}/x", "--heads", f"{at}/short_prompt.json"],
         "not exported": [*again, f"{at}/model", "--output", f"{at}/x", "--heads", f"{at}/others.json"],
         "cut a copy": [*again, f"{at}/full", "--output", f"{at}/x", "--truncate"],
         "over itself": [*again, f"{at}/full", "--output", f"{at}/full", "--overwrite"],
@@ -110,6 +113,7 @@ def test_an_export_is_written_again_with_other_heads_and_the_same_weights(alone,
         ("deep heads", "L9-H5 does not exist"),
         ("size", "--max-shard-size 'big' is not a size"),
         ("exchanged deep", "was cut to 3 layers, but a head is in layer 3; give --checkpoint"),
+        ("other prompt", "chosen with another prompt"),
         ("not exported", "has no headrank.json"),
         ("cut a copy", "so --truncate has no meaning with it; give --checkpoint"),
         ("over itself", "which would be removed; choose another directory"),

@@ -168,6 +168,30 @@ def test_a_cell_begun_with_other_heads_is_refused(collection: Path, tmp_path: Pa
         matrix.run(parse(*words), execute=FakeRerank())
 
 
+def test_another_model_at_the_same_place_is_not_the_one_that_was_measured(collection: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "model.safetensors").write_bytes(b"one")
+    words = ["--models", f"m={model}", "--methods", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o")]
+    matrix.run(parse(*words), execute=FakeRerank())
+    (model / "model.safetensors").write_bytes(b"another")
+    with pytest.raises(InputError, match="begun with another model_files.*--restart"):
+        matrix.run(parse(*words), execute=FakeRerank())
+
+
+def test_other_judgements_measure_a_finished_cell_again_without_reranking(collection: Path, tmp_path: Path) -> None:
+    words = ["--models", "m=x", "--methods", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o")]
+    matrix.run(parse(*words), execute=FakeRerank())
+    (before,) = find_cells(tmp_path / "o")
+    qrels = (collection / "qrels.txt").read_text().splitlines()
+    (collection / "qrels.txt").write_text("\n".join(line for line in qrels if not line.endswith(" 2")) + "\n")
+    again = FakeRerank()
+    assert matrix.run(parse(*words), execute=again) == 0
+    (after,) = find_cells(tmp_path / "o")
+    assert not again.calls
+    assert after.metrics["measures"] != before.metrics["measures"]
+
+
 def test_orders_and_depths_are_cells_of_their_own(collection: Path, tmp_path: Path) -> None:
     rerank = FakeRerank()
     words = ["--models", "m=x", "--methods", "bm25", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o")]
@@ -202,6 +226,9 @@ def test_shards_come_from_the_flag_torchrun_or_slurm() -> None:
     assert parse_shard(None, {"RANK": "1", "WORLD_SIZE": "2"}) == (1, 2)
     assert parse_shard(None, {"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_COUNT": "8"}) == (2, 8)
     assert parse_shard(None, {}) == (0, 1)
+    for gaps in ({"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "3"}, {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_MIN": "3"}):
+        with pytest.raises(InputError, match=r"array of 2 tasks with gaps.*--shard I/N or --array=0-1"):
+            parse_shard(None, {**gaps, "SLURM_ARRAY_TASK_MAX": "7", "SLURM_ARRAY_TASK_COUNT": "2"})
     with pytest.raises(InputError, match="I from 0 to N-1"):
         parse_shard("4/4", {})
 

@@ -86,6 +86,26 @@ def test_a_switch_of_the_prompt_leaves_the_others_as_the_models_own_heads_have_t
     assert json.loads((tmp_path / "meta.json").read_text())["prompt_hash"] == dataclasses.replace(own, max_words=4).hash
 
 
+def test_icr_does_not_take_the_prompt_of_the_method_it_shares_a_forward_with(
+    model: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = dataclasses.replace(HeadSet.load(collection / "heads.json"), prompt=PromptTemplate(max_words=4))
+    short.save(tmp_path / "short.json")
+    words = ["rerank", "--model", str(model), "--collection", str(collection), "--method", "icr", "--output", str(tmp_path / "icr.txt")]
+    words += ["--also", f"{tmp_path / 'core'}=core:{tmp_path / 'short.json'}"]
+    assert main(words) == 2
+    assert "icr and core have different prompts (max_words 300 and 4;" in capsys.readouterr().err
+    assert main([*words, "--max-words", "4"]) == 0
+
+
+def test_texts_below_the_depth_are_not_needed_for_jsonl(model: Path, collection: Path, tmp_path: Path) -> None:
+    run = (collection / "run.bm25.txt").read_text().splitlines()
+    (collection / "run.bm25.txt").write_text("\n".join([*run, "q0 Q0 unknown 11 1 bm25"]) + "\n")
+    assert main(arguments(model, collection, tmp_path / "out.jsonl", "--depth", "4")) == 0
+    (first, *_) = (json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines())
+    assert [candidate["doc"] for candidate in first["candidates"] if candidate["docid"] == "unknown"] == [{}]
+
+
 def test_every_candidate_comes_back_once_and_those_beyond_the_depth_keep_their_order(model: Path, collection: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.txt"
     scores, meta = tmp_path / "scores.jsonl", tmp_path / "meta.json"

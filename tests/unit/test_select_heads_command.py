@@ -107,6 +107,15 @@ def test_switches_reach_the_policy(model, collection, tmp_path) -> None:
     assert heads.prompt.query_rows == "instruction" and {row["G"] for row in heads.table} == {1.0}
 
 
+def test_the_prompt_of_other_heads_is_taken_where_no_switch_is_given(model, collection, tmp_path) -> None:
+    assert select(model, collection, tmp_path / "first.json", "--max-words", "4", "--query-rows", "instruction") == 0
+    assert select(model, collection, tmp_path / "same.json", "--prompt-of", str(tmp_path / "first.json")) == 0
+    assert select(model, collection, tmp_path / "longer.json", "--prompt-of", str(tmp_path / "first.json"), "--max-words", "5") == 0
+    first, same, longer = (HeadSet.load(tmp_path / f"{name}.json").prompt for name in ("first", "same", "longer"))
+    assert same == first
+    assert (longer.max_words, longer.query_rows) == (5, "instruction")
+
+
 def test_held_out_queries_are_not_read(model, collection, tmp_path) -> None:
     (tmp_path / "ids.txt").write_text("q1\n")
     for name, flag in (("only.json", "--only"), ("rest.json", "--hold-out")):
