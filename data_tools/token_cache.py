@@ -22,7 +22,7 @@ import numpy as np
 from data_tools.contexts import CONTEXTS_FILE, PAIRS_FILE, iterate_contexts_with_pairs
 from data_tools.seeds import generator
 from headrank.errors import InputError
-from headrank.formats import read_json, write_json
+from headrank.formats import read_json
 from headrank.spans import EncodedContext, PromptEncoder
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,10 @@ _ARRAYS = {
     "name_ends": np.int64,  # [C, 2] end of context id and of query id in names
 }
 _WIDTHS = {"rows": 10, "spans": 2, "pairs": 2, "name_ends": 2}
+
+
+class UnwritableCache(InputError):
+    """A token cache is not there yet and cannot be written where it belongs; another place may do."""
 
 
 def context_bytes(num_tokens: float, num_documents: float, num_pairs: float, name_bytes: float, num_orders: int = 1) -> float:
@@ -125,18 +129,17 @@ class TokenCache:
 
 
 def open_cache(directory: Path, encoder: PromptEncoder, permutations: Sequence[int], seed: int, cache: Path | None = None) -> TokenCache:
-    """The cache of ``directory`` for this encoder and these orders, built first when it is not there."""
+    """The cache of ``directory`` for this encoder and these orders, built first when it is not there, or an UnwritableCache."""
     root = cache if cache is not None else directory / "cache"
     key = cache_key(directory, encoder, permutations, seed)
     folder = root / key
-    if not folder.is_dir():
-        from filelock import FileLock
-
-        root.mkdir(parents=True, exist_ok=True)
-        with FileLock(root / f"{key}.lock"):
-            if not folder.is_dir():
-                logger.info("tokenising %s into %s", directory, folder)
-                _build(directory, folder, encoder, permutations, seed)
+    try:
+        if not folder.is_dir():
+            _build_once(directory, folder, encoder, permutations, seed)
+    except OSError as error:
+        raise UnwritableCache(
+            f"{root}: the token cache cannot be written ({error.strerror or error}); make room or make the folder writable"
+        ) from error
     meta = read_json(folder / "meta.json")
     if not isinstance(meta, dict) or meta.get("key") != key:
         raise InputError(f"{folder}: the token cache does not belong to its name; delete the folder")
@@ -150,7 +153,7 @@ def cache_key(directory: Path, encoder: PromptEncoder, permutations: Sequence[in
         "format": FORMAT,
         "contexts": _file_digest(directory / CONTEXTS_FILE),
         "pairs": _file_digest(directory / PAIRS_FILE),
-        "tokenizer": _tokenizer_digest(encoder),
+        "tokenizer": tokenizer_digest(encoder),
         "frame": [encoder.frame.before, encoder.frame.after],
         "template": encoder.template.to_dict(),
         "max_length": encoder.max_length,
@@ -171,7 +174,7 @@ def _file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _tokenizer_digest(encoder: PromptEncoder) -> str:
+def tokenizer_digest(encoder: PromptEncoder) -> str:
     """The whole fast tokenizer without its truncation and padding, which calls change in passing."""
     state = json.loads(encoder.tokenizer.backend_tokenizer.to_str())
     state.pop("truncation", None)
@@ -186,6 +189,17 @@ def _open_array(path: Path, dtype: type, width: int | None) -> np.ndarray:
     return np.memmap(path, dtype, mode="r").reshape(shape)
 
 
+def _build_once(directory: Path, folder: Path, encoder: PromptEncoder, permutations: Sequence[int], seed: int) -> None:
+    """Build the cache under a lock, unless another process does."""
+    from filelock import FileLock
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f"{folder.name}.lock")):
+        if not folder.is_dir():
+            logger.info("tokenising %s into %s", directory, folder)
+            _build(directory, folder, encoder, permutations, seed)
+
+
 def _build(directory: Path, folder: Path, encoder: PromptEncoder, permutations: Sequence[int], seed: int) -> None:
     """Write the cache beside ``folder`` and rename it; an interrupted build leaves nothing under the final name."""
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -193,10 +207,14 @@ def _build(directory: Path, folder: Path, encoder: PromptEncoder, permutations: 
         with contextlib.ExitStack() as files:
             writers = {name: files.enter_context(open(temporary / f"{name}.bin", "wb")) for name in _ARRAYS}
             _write_rows(directory, encoder, permutations, seed, writers)
-        write_json(temporary / "meta.json", {"key": folder.name, "format": FORMAT, "permutations": list(permutations)})
+        meta = {"key": folder.name, "format": FORMAT, "permutations": list(permutations)}
+        (temporary / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
         os.chmod(temporary, 0o755)
-        with contextlib.suppress(OSError):  # another machine was first: its cache is as good
+        try:
             os.rename(temporary, folder)
+        except OSError:
+            if not folder.is_dir():  # else another machine was first: its cache is as good
+                raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

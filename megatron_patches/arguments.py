@@ -102,7 +102,10 @@ MEGATRON_FLAGS: dict[str, list[Flag]] = {
         _switch("--no-load-optim", "Do not load the optimizer's state."),
         _switch("--no-load-rng", "Do not load random states."),
         _switch("--no-save-optim", "Do not save the optimizer's state (such a checkpoint cannot be resumed exactly)."),
-        _switch("--finetune", "Load only the weights of --load or --pretrained-checkpoint and start at iteration 0; needs another --save."),
+        _switch(
+            "--finetune",
+            "Start at iteration 0 from the weights of --load or --pretrained-checkpoint, the reference's too; needs another --save.",
+        ),
     ],
     "logging": [
         _value("--log-interval", int, 100, "Steps between log lines."),

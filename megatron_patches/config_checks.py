@@ -96,6 +96,8 @@ def _contradictions(args: argparse.Namespace) -> list[tuple[bool, str]]:
          f"{shortest} steps of --train-iters or --lr-decay-iters; lower it")),
         (args.finetune and args.load is None and args.pretrained_checkpoint is None, ("--finetune needs weights to start from; "
          "add --load or --pretrained-checkpoint, or remove it")),
+        (args.finetune and args.load is not None and args.pretrained_checkpoint is not None, ("--finetune starts from one checkpoint, but "
+         f"--load {args.load} and --pretrained-checkpoint {args.pretrained_checkpoint} are given; give one")),
         (args.finetune and args.load is not None and args.save is not None and os.path.realpath(args.load) == os.path.realpath(args.save),
          f"--finetune starts again at iteration 0, but --load and --save are both {args.save}; give another --save"),
     ]  # fmt: skip

@@ -92,8 +92,8 @@ def largest_on_any_rank(values: torch.Tensor) -> torch.Tensor:
 
 
 def gather_from_all(value: Any) -> list[Any]:
-    """Every rank's plain Python value, in rank order, on every rank; for small things that happen rarely."""
-    if dist.get_world_size() == 1:
+    """Every rank's plain Python value, in rank order, on every rank; for small things that happen rarely. Alone without a group."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
         return [value]
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, value)

@@ -1,8 +1,9 @@
 """The reference cache: the frozen model's scores of every context in every order it is trained in, computed once.
 
 Scores depend on the context alone, not on the pair, so no second model is ever in memory. The file is JSON lines: a header with
-the key (model, heads, prompt, data, length, precision), then one line a context and order. A file with another key is refused,
-not used. Work is split over data-parallel ranks; each appends to a part file line by line, so a killed run continues where it stopped.
+the key (model, heads, prompt, tokenizer, chat frame, data, length, precision), then one line a context and order. A file with
+another key is refused, not used. Work is split over data-parallel ranks; each appends to a part file line by line, so a killed
+run continues where it stopped.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from data_tools.contexts import CONTEXTS_FILE
+from data_tools.token_cache import tokenizer_digest
 from data_tools.training_set import Sample, TrainingSet
 from headrank.errors import InputError
 from headrank.files import shown
@@ -62,12 +64,15 @@ def reference_key(model_directory: str, heads: HeadSet, training_set: TrainingSe
     with open(Path(training_set.directory) / CONTEXTS_FILE, "rb") as stream:
         while block := stream.read(1 << 20):
             contexts.update(block)
+    encoder = training_set.encoder
     return {
         "model": model_fingerprint(model_directory),
         "heads": sorted(list(head) for head in heads.heads),
-        "prompt": training_set.encoder.template.hash,
+        "prompt": encoder.template.hash,
+        "tokenizer": tokenizer_digest(encoder)[:16],
+        "chat_frame": [encoder.frame.before, encoder.frame.after],
         "data": contexts.hexdigest()[:16],
-        "max_length": training_set.encoder.max_length,
+        "max_length": encoder.max_length,
         "precision": precision,
     }
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +36,15 @@ OPTIMIZER_FLAGS = {"use_distributed_optimizer": "--use-distributed-optimizer", "
 
 
 def resolve_start(config: TrainingConfig) -> TrainingConfig:
-    """A --load that holds an imported model (``release``) is where training starts, and where it resumes once iterations lie beside it."""
+    """Tell the checkpoint training starts from (--pretrained-checkpoint, the reference's too) from the one it resumes from (--load).
+
+    With --finetune --load is where training starts. Else a --load that holds an imported model (``release``) is, and training
+    resumes there once iterations lie beside it.
+    """
     if config.load is None:
         return config
+    if config.finetune:
+        return dataclasses.replace(config, pretrained_checkpoint=config.load, load=None)
     release = checkpoint.iteration_directory(config.load, "release")
     start = config.pretrained_checkpoint or (str(release) if checkpoint.is_complete(release) else None)
     is_resuming = checkpoint.latest_complete_iteration(config.load) != "release"
@@ -48,10 +53,13 @@ def resolve_start(config: TrainingConfig) -> TrainingConfig:
 
 def load_start_weights(config: TrainingConfig, model: torch.nn.Module) -> None:
     """The weights training starts from, which are also the reference's: --pretrained-checkpoint, else the model's safetensors."""
-    if config.pretrained_checkpoint is not None:
-        checkpoint.load_checkpoint(config.pretrained_checkpoint, model)
-    else:
+    if config.pretrained_checkpoint is None:
         load_hf_weights(model, config.model)
+        return
+    try:
+        checkpoint.load_checkpoint(config.pretrained_checkpoint, model)
+    except DamagedCheckpoint as damage:
+        raise InputError(f"{damage}; start from another checkpoint, an older iter_NNNNNNN directory may be named itself") from damage
 
 
 class RunCheckpoints:
@@ -65,7 +73,6 @@ class RunCheckpoints:
             self.source, self.resume_iteration = config.load, _latest(config.load)
             if self.resume_iteration is None:
                 raise InputError(f"--load {config.load}: no complete checkpoint there; correct the path or remove the flag")
-        self.is_fresh_start = config.finetune and self.source == config.load
         self.data = files_fingerprint(Path(config.train_data) / name for name in (CONTEXTS_FILE, PAIRS_FILE))
         _require_no_folders(config.save)
         if config.save is not None and torch.distributed.get_rank() == 0:
@@ -94,13 +101,9 @@ class RunCheckpoints:
     def _resume(self, model: DistributedDataParallel, optimizer: MegatronOptimizer, scheduler: OptimizerParamScheduler) -> dict[str, Any]:
         if self.source is None or self.resume_iteration is None:
             return {}
-        if self.is_fresh_start:
-            self._load_undamaged(model)
-            optimizer.reload_model_params()
-            return {}
         loaded = optimizer if self.config.load_optimizer else None
         try:
-            extra = self._load_undamaged(model, loaded, scheduler, check=self._check_same_run)
+            extra = self._load_undamaged(model, loaded, scheduler)
         except AssertionError as error:
             if "OptimizerParamScheduler" not in str(error):
                 raise
@@ -121,17 +124,13 @@ class RunCheckpoints:
         return progress
 
     def _load_undamaged(
-        self,
-        model: torch.nn.Module,
-        optimizer: MegatronOptimizer | None = None,
-        scheduler: OptimizerParamScheduler | None = None,
-        check: Callable[[dict[str, Any]], None] | None = None,
+        self, model: torch.nn.Module, optimizer: MegatronOptimizer | None, scheduler: OptimizerParamScheduler
     ) -> dict[str, Any]:
         """Load the newest checkpoint whose files are what was written."""
         assert self.source is not None and self.resume_iteration is not None
         while True:
             try:
-                return checkpoint.load_checkpoint(self.source, model, optimizer, scheduler, self.resume_iteration, check)
+                return checkpoint.load_checkpoint(self.source, model, optimizer, scheduler, self.resume_iteration, self._check_same_run)
             except DamagedCheckpoint as damage:
                 older = [iteration for iteration in checkpoint.complete_iterations(self.source) if iteration < self.resume_iteration]
                 if not older:
@@ -172,7 +171,7 @@ class RunCheckpoints:
             ) from error
         logger.info("saved checkpoint at iteration %d to %s", progress["iteration"], self.config.save)
         self._name_best(progress)
-        self._prune(progress["best_iteration"])
+        self._prune(progress["iteration"])
 
     def finish(self, is_complete: bool, progress: dict[str, Any]) -> None:
         """Leave a mark that the run reached its end, for the pipeline."""
@@ -187,15 +186,20 @@ class RunCheckpoints:
                 write_json(Path(self.config.save) / BEST_FILE, values)
                 _point(Path(self.config.save) / BEST_LINK, directory.name)
 
-    def _prune(self, best_iteration: int) -> None:
-        """Remove all but the newest --headrank-keep-checkpoints and the best; renamed first, so that none is ever half there."""
+    def _prune(self, current: int) -> None:
+        """Remove all but the newest --headrank-keep-checkpoints and the best; renamed first, so that none is ever half there.
+
+        Iterations above the current one are there after the tracker was set back. They are not counted and stay until the run has
+        passed them: they may be what the user goes back to.
+        """
         if not self.config.keep_checkpoints or torch.distributed.get_rank() != 0:
             return
         assert self.config.save is not None
-        found = checkpoint.complete_iterations(self.config.save)
-        for iteration in found[: -self.config.keep_checkpoints]:
-            if iteration != best_iteration:
-                directory = checkpoint.iteration_directory(self.config.save, iteration)
+        best = (Path(self.config.save) / BEST_LINK).resolve()
+        passed = [iteration for iteration in checkpoint.complete_iterations(self.config.save) if iteration <= current]
+        for iteration in passed[: -self.config.keep_checkpoints]:
+            directory = checkpoint.iteration_directory(self.config.save, iteration)
+            if directory.resolve() != best:
                 doomed = directory.with_name(f".removed-{directory.name}")
                 directory.rename(doomed)
                 shutil.rmtree(doomed, ignore_errors=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
+from data_tools.token_cache import UnwritableCache
 from data_tools.training_set import Sample, TrainingSet
 from headrank.errors import InputError
 from headrank.heads import HeadSet, head_name
@@ -36,7 +37,7 @@ from megatron_patches.training_log import MetricsWriter
 
 logger = logging.getLogger(__name__)
 
-REFERENCE_FILE = "reference_scores.jsonl"
+REFERENCE_FILE, TOKENS_FOLDER = "reference_scores.jsonl", "token_cache"
 
 
 def resolve_model(config: TrainingConfig) -> TrainingConfig:
@@ -59,9 +60,33 @@ def load_heads(config: TrainingConfig, shape: ModelShape) -> HeadSet:
 
 
 def open_training_set(config: TrainingConfig, shape: ModelShape, heads: HeadSet, directory: str) -> TrainingSet:
-    """The samples of a directory, tokenised for this model with the prompt the heads were selected with."""
+    """The samples of a directory, tokenised for this model with the prompt the heads were selected with. Collective.
+
+    The tokens are kept in the directory or, where a rank finds that it cannot be written, below --save for all ranks.
+    """
     encoder = PromptEncoder(_tokenizer(config), heads.prompt, config.seq_length or shape.max_positions)
-    return TrainingSet(directory, encoder, config.pairs_per_context, config.seed, config.permutations, epoch=config.epoch_unit)
+    opened = partial(TrainingSet, directory, encoder, config.pairs_per_context, config.seed, config.permutations, epoch=config.epoch_unit)
+    try:
+        return _on_every_rank(opened)
+    except UnwritableCache as refusal:
+        if config.save is None:
+            raise InputError(f"{refusal}, or give --save for a cache below it") from refusal
+        place = Path(config.save) / TOKENS_FOLDER
+        logger.info("%s; until then tokens are kept in %s", refusal, place)
+        return _on_every_rank(partial(opened, cache_directory=place))
+
+
+def _on_every_rank(opened: Callable[[], TrainingSet]) -> TrainingSet:
+    """Open a training set; where one rank cannot write its cache, all raise alike."""
+    data, refusal = None, None
+    try:
+        data = opened()
+    except UnwritableCache as error:
+        refusal = str(error)
+    refusals = [said for said in gather_from_all(refusal) if said is not None]
+    if data is None or refusals:
+        raise UnwritableCache(refusals[0])
+    return data
 
 
 def _tokenizer(config: TrainingConfig) -> Any:

@@ -170,6 +170,15 @@ def test_weights_can_be_continued_without_the_optimizers_state(forge, toy, tmp_p
     assert [row["iteration"] for row in events(new)] == [1, 2]
 
 
+def test_finetuning_measures_the_distance_from_the_weights_it_starts_from(forge, toy, alone, tmp_path):
+    command = flags(toy, tmp_path, "--load", str(alone), "--finetune", "--exit-interval", "2", iterations=4)
+    for _ in range(2):  # started, and started again
+        outcome = forge.run(command, tmp_path / "log")
+        assert outcome.codes == (0,), outcome.said
+    assert [row["iteration"] for row in events(tmp_path)] == [1, 2, 3, 4]
+    assert events(tmp_path)[0]["proximal"] == pytest.approx(0, abs=1e-12), "nothing has moved yet"
+
+
 def test_tensorboard_gets_what_the_json_lines_get(forge, toy, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

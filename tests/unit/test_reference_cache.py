@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from data_tools.training_set import TrainingSet
 from headrank.errors import InputError
-from megatron_patches.reference import ReferenceScores, model_fingerprint, needed_contexts
+from headrank.heads import HeadSet
+from headrank.prompt import PromptTemplate
+from headrank.spans import PromptEncoder
+from megatron_patches.reference import ReferenceScores, model_fingerprint, needed_contexts, reference_key
+from tests.tiny_models import tiny_tokenizer
+from tests.toy_collections import write_training_files
 
 KEY = {"model": "a", "heads": [[1, 2]], "prompt": "p", "data": "d"}
 
@@ -169,6 +176,35 @@ def test_the_fingerprint_changes_with_any_block_and_any_name(tmp_path):
     assert model_fingerprint(tmp_path) == before
     (tmp_path / "w.bin").rename(tmp_path / "v.bin")
     assert model_fingerprint(tmp_path) != before
+
+
+def key_of(folder: Path, tokenizer: object) -> dict:
+    """The key of scores that a model in folder/model, which has no tokenizer of its own, gives with this tokenizer."""
+    (folder / "model").mkdir(exist_ok=True)
+    heads = HeadSet(((1, 2),), "headrank", "tiny", 4, 8)
+    return reference_key(str(folder / "model"), heads, TrainingSet(folder, PromptEncoder(tokenizer, PromptTemplate())), "fp32")
+
+
+def test_another_tokenizer_or_chat_template_is_another_key_whatever_the_models_directory_holds(tmp_path):
+    write_training_files(tmp_path)
+    key = key_of(tmp_path, tiny_tokenizer())
+    assert key_of(tmp_path, tiny_tokenizer()) == key
+    ReferenceScores(tmp_path / "r.jsonl", key).compute(SAMPLES, score)
+    other, framed = tiny_tokenizer(), tiny_tokenizer()
+    other.add_tokens(["flea"])
+    framed.chat_template = framed.chat_template.replace("assistant", "helper")
+    for tokenizer, words in ((other, "another tokenizer;"), (framed, "another chat_frame;")):
+        with pytest.raises(InputError, match=words):
+            ReferenceScores(tmp_path / "r.jsonl", key_of(tmp_path, tokenizer))
+
+
+def test_scores_from_before_the_tokenizer_was_in_the_key_are_refused(tmp_path):
+    write_training_files(tmp_path)
+    key = key_of(tmp_path, tiny_tokenizer())
+    old = {name: value for name, value in key.items() if name not in ("tokenizer", "chat_frame")}
+    ReferenceScores(tmp_path / "r.jsonl", old).compute(SAMPLES, score)
+    with pytest.raises(InputError, match="another tokenizer and chat_frame; delete the file"):
+        ReferenceScores(tmp_path / "r.jsonl", key)
 
 
 class FakeSet:

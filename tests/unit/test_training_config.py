@@ -54,6 +54,7 @@ def config(*flags: str, world_size: int = 1):
         (["--headrank-epochs", "1e300"], 1, "--headrank-epochs 1e[+]300 must be above 0 and at most"),
         (["--finetune"], 1, "add --load or --pretrained-checkpoint"),
         (["--finetune", "--load", "run", "--save", "./other/../run/"], 1, "another --save"),
+        (["--finetune", "--load", "run", "--pretrained-checkpoint", "base"], 1, "--load run and --pretrained-checkpoint base are given"),
         (["--headrank-permutations", "-1"], 1, "--headrank-permutations -1 must be from 0 to 100"),
         (["--headrank-permutations", "101"], 1, "--headrank-permutations 101 must be from 0 to 100: each is another order"),
         (["--override-opt-param-scheduler", "--use-checkpoint-opt-param-scheduler"], 1, "give one"),

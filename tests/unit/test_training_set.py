@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import tempfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -12,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_tools import token_cache
 from data_tools.training_set import Sample, TrainingSet
 from headrank.errors import InputError
 from headrank.formats import write_jsonl
@@ -217,6 +220,36 @@ def test_an_interrupted_build_leaves_no_cache(tmp_path: Path, encoder: PromptEnc
     with pytest.raises(InputError, match=r"pairs\.jsonl:\d+: not JSON"):
         TrainingSet(folder, encoder)
     assert cache_names(folder) == set()
+
+
+def is_full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def is_read_only(*_: object, **__: object) -> None:
+    raise OSError(errno.EROFS, "Read-only file system")
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "fault", "reason"),
+    [(token_cache, "_write_rows", is_full, "No space left on device"), (tempfile, "mkdtemp", is_read_only, "Read-only file system")],
+    ids=["full", "read-only"],
+)
+def test_a_folder_that_cannot_hold_the_cache_is_named_in_one_line(tmp_path, monkeypatch, encoder, place, name, fault, reason) -> None:
+    folder = write_training_files(tmp_path)
+    monkeypatch.setattr(place, name, fault)
+    with pytest.raises(token_cache.UnwritableCache) as raised:
+        TrainingSet(folder, encoder)
+    expected = f"{folder}/cache: the token cache cannot be written ({reason}); make room or make the folder writable"
+    assert str(raised.value) == expected and cache_names(folder) == set()
+
+
+def test_a_finished_cache_is_used_where_nothing_can_be_written(tmp_path: Path, monkeypatch, encoder: PromptEncoder) -> None:
+    folder = write_training_files(tmp_path)
+    length = len(TrainingSet(folder, encoder))
+    monkeypatch.setattr(Path, "mkdir", is_read_only)
+    monkeypatch.setattr(tempfile, "mkdtemp", is_read_only)
+    assert len(TrainingSet(folder, encoder)) == length
 
 
 @pytest.mark.parametrize(

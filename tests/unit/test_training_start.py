@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -119,6 +120,25 @@ def test_a_tokenizer_that_is_not_there_is_named(tmp_path, toy):
     missing = str(tmp_path / "nope")
     with pytest.raises(InputError, match=f"--tokenizer-model {missing}: no tokenizer"):
         open_training_set(toy, tokenizer=missing)
+
+
+def test_tokens_are_kept_below_save_where_the_data_cannot_be_written(tmp_path, caplog):
+    job = make_toy_job(tmp_path)
+    (job.train / "cache").touch()
+    with pytest.raises(InputError, match=f"{job.train}/cache: .*File exists.* make the folder writable, or give --save"):
+        open_training_set(job)
+    with caplog.at_level(logging.INFO):
+        data = open_training_set(job, save=str(tmp_path / "run"))
+    assert data.cache.folder.parent == tmp_path / "run" / "token_cache" and len(data) > 0
+    assert [line for line in caplog.messages if str(job.train / "cache") in line and str(tmp_path / "run" / "token_cache") in line]
+
+
+def test_one_rank_that_cannot_write_sends_all_below_save(tmp_path, monkeypatch, caplog):
+    job, refusals = make_toy_job(tmp_path), [[None, "elsewhere: cannot be written"], [None, None]]
+    monkeypatch.setattr(run_setup, "gather_from_all", lambda _: refusals.pop(0))
+    with caplog.at_level(logging.INFO):
+        data = open_training_set(job, save=str(tmp_path / "run"))
+    assert data.cache.folder.parent == tmp_path / "run" / "token_cache" and "elsewhere: cannot be written" in caplog.text
 
 
 def open_training_set(job: ToyJob, **changes: str) -> object:
