@@ -2,7 +2,11 @@
 # The paper's ablation table on your collection: every variant through launch/pipeline.sh, then one table.
 #
 #   COLLECTION="dl21 dl23" EVAL="dl19 noveleval" OUTPUT=runs/ablations launch/ablations.sh [flags for pretrain_headrank.py]
-#   VARIANTS="full no-omega" ... runs some of them. All variables of pipeline.sh apply; it resumes where it stopped.
+#   VARIANTS="full no-omega" ... runs some of them. All variables of pipeline.sh but HEADS apply; it resumes where it stopped.
+#
+# EVAL are folders, not NAME=FOLDER. HEADS is refused: every variant selects its own. For TREC DL with the embedded model first export the
+# settings of launch/results.sh: TRAIN_QUERIES, SELECT_ON, DEPTH, SELECT_FLAGS (and in it --query-rows query --max-words 64), PAIRS_FLAGS,
+# PERMUTATIONS, LR, EPOCHS, GLOBAL_BATCH_SIZE; and give its --lr-decay-style cosine --lr-warmup-iters 6.
 #
 # Rows beside the paper's: 'untrained' reads the same heads in the model before training, 'control' reads the final heads in it: what
 # re-selection finds without training. Each is measured in the retriever's order and shuffled, because position is a trap.
@@ -46,14 +50,14 @@ variant() { # NAME [flags]: the switches of one row
     esac
 }
 
-measure() { # NAME COLLECTION SOURCE flags of 'headrank rerank': again only when SOURCE is newer than the run
+measure() { # NAME COLLECTION SOURCE flags of 'headrank rerank': again only when SOURCE, the queries or the command changed
     local name=$1 folder=$2 source=$3 order; shift 3
     for order in retriever ${SHUFFLE:+shuffled}; do
         local output; output="$OUTPUT/runs/$(basename "$folder")/$order/$name.txt"
         local flags=(--collection "$folder" --depth "$EVAL_DEPTH" --output "$output" --tag "$name")
         [[ -z $EVAL_QUERIES ]] || flags+=(--only "$EVAL_QUERIES")
         [[ $order == retriever ]] || flags+=(--shuffle "$SHUFFLE")
-        [[ -f $output && $output -nt $source ]] || run "$PYTHON" -m headrank rerank "$@" "${flags[@]}"
+        once "$output" "$(newest "$source" "$EVAL_QUERIES")" "$PYTHON" -m headrank rerank "$@" "${flags[@]}"
         RUNS+=("$name=$output")
     done
 }
@@ -73,7 +77,7 @@ for folder in "${folders[@]}"; do
             measure "${row%%=*}" "$folder" "${row#*=}" --model "$MODEL" --heads "${row#*=}"
         done
     fi
-    for name in "${names[@]}"; do measure "$name" "$folder" "$OUTPUT/$name/model/config.json" --model "$OUTPUT/$name/model"; done
+    for name in "${names[@]}"; do measure "$name" "$folder" "$OUTPUT/$name/model/headrank.json" --model "$OUTPUT/$name/model"; done
     for order in retriever ${SHUFFLE:+shuffled}; do
         echo "== $(basename "$folder"), lists in $order order"
         chosen=()

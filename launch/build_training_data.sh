@@ -8,6 +8,7 @@
 # The last line says how far the counts are from the paper's. Relative paths start at the root of the project. DRY_RUN=1 prints the commands.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. launch/common.sh
 
 OUTPUT=${OUTPUT:-runs/training-data}  # contexts.jsonl, pairs.jsonl, and the retrieved collections below it
 COLLECTIONS=${COLLECTIONS:-}          # local collection folders, separated by spaces; empty: retrieve with Pyserini
@@ -18,12 +19,7 @@ PYTHON=${PYTHON:-python}
 DRY_RUN=${DRY_RUN:-0}
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
-run() {
-    printf '%q ' "$@"
-    printf '\n'
-    if [[ $DRY_RUN != 1 ]]; then "$@"; fi
-}
-
+need_switch DRY_RUN
 read -ra folders <<<"$COLLECTIONS"
 if ((${#folders[@]} == 0)); then
     read -ra years <<<"$YEARS"

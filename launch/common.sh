@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# For the launchers, sourced from the checkout's root: checks that end with one line and exit code 2, and steps that are not done twice.
+# Sourced by the launchers: checks that end with one line and exit code 2, and steps that are not done twice.
 # A dry run may come before the files are there.
 
 # Waiting threads that spin make every process on a small machine several times slower.
@@ -45,6 +45,12 @@ selection_lists() { # FLAGS...: LISTS, the lists that 'select-heads' reads: thos
 }
 
 run() { if ((DRY_RUN)); then printf ' %q' "$@"; printf '\n'; else "$@"; fi; }
+
+newest() { # FILE...: the one that changed last; a file that is not there never did
+    local file found=$1
+    for file in "$@"; do [[ ! $file -nt $found ]] || found=$file; done
+    echo "$found"
+}
 
 # once OUTPUT INPUT COMMAND...: run COMMAND unless this very command made OUTPUT after INPUT was made
 once() {

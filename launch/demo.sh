@@ -20,10 +20,13 @@ PRUNE=${PRUNE:-0.3}  # heads come from the lower 70% of the layers: shorter forw
 CORES=$(getconf _NPROCESSORS_ONLN)
 GIGABYTES=$(awk '/MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo 2>/dev/null || echo 16)
 export DEPTH=${DEPTH:-12} TP=${TP:-1} PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-1e-4} EPOCHS=${EPOCHS:-0.75} GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-2}
-need_number TP
+for name in TP SELECTION_PER_TOPIC; do need_number "$name"; done
 # lists of the judged candidates only, about 10 of a query's 20, keep a training step short; reranking sees all
 export PAIRS_FLAGS=${PAIRS_FLAGS---depth 20 --judged-only}
-# two data-parallel ranks where cores and memory (5 GB a rank at TP 1) allow it
+# Two data-parallel ranks where cores and memory (5 GB a rank at TP 1) allow it. The choice is kept: free memory changes, and the
+# same demo on another number of ranks would be another training.
+CHOICE=$OUTPUT/nproc.tp$TP
+[[ -n ${NPROC:-} || ! -s $CHOICE ]] || NPROC=$(<"$CHOICE")
 export NPROC=${NPROC:-$((CORES >= 2 * TP && GIGABYTES >= 12 ? 2 * TP : TP))} SAVE_INTERVAL=${SAVE_INTERVAL:-1000}
 export PYTHON=${PYTHON:-python} DRY_RUN=${DRY_RUN:-0}
 export PYTHONWARNINGS=${PYTHONWARNINGS:-ignore} # Megatron warns in every process that there is no Transformer Engine
@@ -55,22 +58,25 @@ except InputError as error:
     sys.exit(2)' "$MODEL" "$TP")
 
 say "heads of the untrained model: CoRe's and HeadRank's, off the same forwards"
-((DRY_RUN)) || mkdir -p "$OUTPUT"
-((DRY_RUN)) || awk -F'\t' -v most="$SELECTION_PER_TOPIC" 'seen[$2]++ < most' "$TRAIN_QUERIES" >"$OUTPUT/selection.qids"
+SELECTION=$OUTPUT/selection.qids
+if ((!DRY_RUN)); then
+    mkdir -p "$OUTPUT" && echo "$NPROC" >"$CHOICE"
+    chosen=$(awk -F'\t' -v most="$SELECTION_PER_TOPIC" 'seen[$2]++ < most' "$TRAIN_QUERIES")
+    [[ -f $SELECTION && $(<"$SELECTION") == "$chosen" ]] || echo "$chosen" >"$SELECTION" # newer than the heads only when it changed
+fi
 export MODEL COLLECTION OUTPUT TRAIN_QUERIES HEADS=$OUTPUT/heads.entropy.json
-export SELECT_FLAGS="--only $OUTPUT/selection.qids --no-retriever-order --prune $PRUNE"
+export SELECT_FLAGS="--only $SELECTION --no-retriever-order --prune $PRUNE"
 # shellcheck disable=SC2086
-once "$HEADS" "$COLLECTION/qrels.txt" "${HEADRANK[@]}" select-heads --method core entropy --model "$MODEL" --collection "$COLLECTION" \
-    --depth "$DEPTH" --permutations "$PERMUTATIONS" $SELECT_FLAGS --output "$OUTPUT/heads.json"
+once "$HEADS" "$(newest "$SELECTION" "$COLLECTION/qrels.txt")" "${HEADRANK[@]}" select-heads --method core entropy --model "$MODEL" \
+    --collection "$COLLECTION" --depth "$DEPTH" --permutations "$PERMUTATIONS" $SELECT_FLAGS --output "$OUTPUT/heads.json"
 
 say "ALPS pairs, training at TP $TP on $NPROC processes, re-selection, export"
-# without the optimizer a third of the disk; a stopped demo trains again from the start
-launch/pipeline.sh --no-save-optim --lr-warmup-iters 2 --lr-decay-style cosine "$@"
+launch/pipeline.sh --lr-warmup-iters 2 --lr-decay-style cosine "$@"
 
 say "reranking the held-out queries"
 cell bm25 "$COLLECTION/run.bm25.txt" --method bm25
 cell icr "$OUTPUT/heads.core.json" --method icr --model "$MODEL" --also "$OUTPUT/heldout/core=core:$OUTPUT/heads.core.json" # one forward for both
-cell headrank "$OUTPUT/model/config.json" --method headrank --model "$OUTPUT/model"
+cell headrank "$OUTPUT/model/headrank.json" --method headrank --model "$OUTPUT/model" # config.json keeps its time when only the heads change
 
 say "measures, report and viewer"
 run "${HEADRANK[@]}" evaluate --collection "$COLLECTION" --only "$HELD_OUT_QUERIES" --write-metrics --output "$OUTPUT/heldout/evaluation.txt" \

@@ -76,12 +76,13 @@ HEADRANK=("$PYTHON" -m headrank)
 
 # Everything the first phases read: small files by content, corpora and weights by name, size and time.
 inputs() {
-    local folder
+    local folder file
     for folder in "${folders[@]}" "${selection[@]}"; do
         cat "$folder"/{queries.tsv,qrels.txt,run.bm25.txt}
         find -L "$folder" -maxdepth 1 -name 'corpus.jsonl*' -printf '%f %s %T@\n' | sort
     done
     cat ${HELD_OUT:+"$HELD_OUT"} ${TRAIN_QUERIES:+"$TRAIN_QUERIES"} ${HEADS:+"$HEADS"} /dev/null
+    for file in "${PAIRS_EXTRA[@]}" "${HELD_OUT_EXTRA[@]}" "${SELECT_EXTRA[@]}"; do [[ ! -f $file ]] || cat "$file"; done # '--only FILE'
     [[ ! -d $MODEL ]] || find -L "$MODEL" -maxdepth 1 \( -name '*.safetensors' -o -name 'config.json' -o -name 'tokenizer*' \) -printf '%f %s %T@\n' | sort
 }
 
@@ -108,7 +109,8 @@ SELECT=("${HEADRANK[@]}" select-heads "${LISTS[@]}" --top-k "$TOP_K" --permutati
     --cache "$STATISTICS" "${SELECT_EXTRA[@]}")
 EXPORT=("${HEADRANK[@]}" export-hf --overwrite)
 CORES=$(getconf _NPROCESSORS_ONLN)
-TRAIN=(env "OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((CORES > NPROC ? CORES / NPROC : 1))}" "$PYTHON" -m torch.distributed.run --standalone --nproc-per-node "$NPROC" pretrain_headrank.py)
+THREADS=${OMP_NUM_THREADS:-$((CORES > NPROC ? CORES / NPROC : 1))} # of a training process; no part of its command: any machine goes on with it
+TRAIN=("$PYTHON" -m torch.distributed.run --standalone --nproc-per-node "$NPROC" pretrain_headrank.py)
 DISTRIBUTED_ARGS=(--tensor-model-parallel-size "$TP" --exit-signal-handler)
 TRAINING_ARGS=(--global-batch-size "$GLOBAL_BATCH_SIZE" --seed "$SEED" --lr "$LR" --clip-grad 5.0 --log-interval 1 --save-interval "$SAVE_INTERVAL")
 HEADRANK_ARGS=(--headrank-pairs-per-context "$PAIRS_PER_CONTEXT" --headrank-permutations "$PERMUTATIONS"
@@ -132,11 +134,11 @@ heads=${HEADS:-$OUTPUT/heads.json}
 base=$MODEL
 for ((round = 1; round <= ROUNDS; round++)); do
     here="$OUTPUT/round-$round" origin=$base
-    phase "3-train.$round" "$here/train" training_complete.json "${TRAIN[@]}" "${DISTRIBUTED_ARGS[@]}" "${TRAINING_ARGS[@]}" "${DATA_ARGS[@]}" \
-        "${HEADRANK_ARGS[@]}" --headrank-model "$base" --headrank-heads "$heads" --save "$here/train" "${TRAIN_FLAGS[@]}"
+    OMP_NUM_THREADS=$THREADS phase "3-train.$round" "$here/train" training_complete.json "${TRAIN[@]}" "${DISTRIBUTED_ARGS[@]}" "${TRAINING_ARGS[@]}" \
+        "${DATA_ARGS[@]}" "${HEADRANK_ARGS[@]}" --headrank-model "$base" --headrank-heads "$heads" --save "$here/train" "${TRAIN_FLAGS[@]}"
     phase "4-trained.$round" "$here/hf" config.json "${EXPORT[@]}" --checkpoint "$here/train$best" --base "$base" --output "$here/hf"
     if ((RESELECT)); then
-        phase "4-reselect.$round" "$here/heads.json" "" "${SELECT[@]}" --model "$here/hf" --output "$here/heads.json"
+        phase "4-reselect.$round" "$here/heads.json" "" "${SELECT[@]}" --model "$here/hf" --prompt-of "$heads" --output "$here/heads.json"
         heads=$here/heads.json
     fi
     base=$here/hf

@@ -28,7 +28,7 @@ PHASES=${PHASES:-heads train evaluate rankgpt report}
 export SELECT_ON=${SELECT_ON:-examples/collection} DEPTH=${DEPTH:-12} # candidates in a list for head selection
 export SELECT_FLAGS=${SELECT_FLAGS:---only examples/collection/train.qids --no-retriever-order --prune 0.3}
 export PAIRS_FLAGS=${PAIRS_FLAGS:---depth 100 --unjudged-as-zero --sublists 3 --sublist-size 12} # training lists, drawn from the top 100
-export PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-1e-4} EPOCHS=${EPOCHS:-0.25}
+export PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-1e-4} EPOCHS=${EPOCHS:-1}
 export GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-1} NPROC=${NPROC:-1} SAVE_INTERVAL=${SAVE_INTERVAL:-20} PYTHON=${PYTHON:-python} DRY_RUN=${DRY_RUN:-0}
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" STATISTICS=${STATISTICS:-$OUTPUT/head-statistics}
 HEADRANK=("$PYTHON" -m headrank)

@@ -6,6 +6,8 @@
 # DRY_RUN=1 prints the command and exits. What the paper gives is marked; the rest is ours (docs/reproduction.md).
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck source=launch/common.sh
+. "$root/launch/common.sh"
 : "${NAME:?}" "${MODEL:?}" "${TP:?}" "${LR:?}" "${MODEL_ARGS[0]:?}"
 
 SAVE=${SAVE:-runs/$NAME}
@@ -31,9 +33,6 @@ TRAIN_ITERS=${TRAIN_ITERS:-}                   # stop after so many steps instea
 CLIP_GRAD=${CLIP_GRAD:-5.0}                    # the paper's
 ALPHA=${ALPHA:-0.05}                           # the paper's
 BETA=${BETA:-0.05}                             # the paper's
-TOP_K=${TOP_K:-8}                              # of the head selection: the paper's K, lambda and tau
-ENTROPY_WEIGHT=${ENTROPY_WEIGHT:-0.1}
-TEMPERATURE=${TEMPERATURE:-0.001}
 SEQ_LENGTH=${SEQ_LENGTH:-}                     # longest prompt; empty: the model's context
 SEED=${SEED:-1234}
 SAVE_INTERVAL=${SAVE_INTERVAL:-200}
@@ -44,7 +43,7 @@ DRY_RUN=${DRY_RUN:-0}
 
 export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-1}
 export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True} # contexts differ in length
-export TOKENIZERS_PARALLELISM=false PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 
 TORCHRUN=("$PYTHON" -m torch.distributed.run --nproc-per-node "$NPROC")
 if ((NNODES > 1)); then
@@ -73,8 +72,8 @@ printf '\n'
 if [[ $DRY_RUN == 1 ]]; then exit 0; fi
 if [[ ! -f $HEADS ]]; then
     echo "$0: no core heads in $HEADS; select them first, on the training collections:" >&2
-    echo "  headrank select-heads --model $MODEL --collection DIR ... --depth 100 --top-k $TOP_K --entropy-weight $ENTROPY_WEIGHT" \
-        "--temperature $TEMPERATURE --output $HEADS" >&2
+    echo "  headrank select-heads --model $MODEL --collection DIR ... --depth 100 --top-k 8 --entropy-weight 0.1 --temperature 0.001" \
+        "--output $HEADS" >&2 # the paper's K, lambda and tau
     exit 2
 fi
 trap '' USR1 # SLURM's warning reaches every process of a step: the ranks save and exit on it, torchrun itself must not die of it

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Choose what the paper leaves open on a validation split of the training queries: one short run a row, then one table.
 #
-#   COLLECTION="dl21 dl23" VALID_QUERIES=valid.qids OUTPUT=runs/tune launch/tune.sh
-#   SETTINGS=launch/seeds.tsv launch/tune.sh   # the default with five seeds
-#   SETTINGS=my-rows.tsv launch/tune.sh        # lines of NAME<TAB>flags for pretrain_headrank.py; '#' begins a comment
+#   VALID_QUERIES=examples/collection/heldout.qids launch/tune.sh
+#   COLLECTION="dl21 dl23" VALID_QUERIES=valid.qids OUTPUT=runs/seeds SETTINGS=launch/seeds.tsv launch/tune.sh   # the default with five seeds
 #
-# All rows share the pairs, the heads, the order of the samples (unless a row gives --seed) and the frozen model's scores. The test collections are not seen.
-# Finished rows are skipped, so rows can be added. `headrank report --training OUTPUT/rows` prints the table again.
+# SETTINGS are lines of NAME<TAB>flags for pretrain_headrank.py; '#' begins a comment. A row is one process; its learning rate is 1e-4 unless
+# it gives --lr. All rows share the pairs, the heads, the order of the samples (unless a row gives --seed) and the frozen model's scores.
+# The test collections are not seen. Rows that are finished, on the same pairs and heads, are skipped, so rows can be added.
+# `headrank report --training OUTPUT/rows` prints the table again.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . launch/common.sh
@@ -60,41 +61,44 @@ QUERIES=(--hold-out "$VALID_QUERIES")
 [[ -z $TRAIN_QUERIES ]] || QUERIES=(--only "$TRAIN_QUERIES")
 selection_lists "${COLLECTIONS[@]}" "${QUERIES[@]}"
 
-once "$OUTPUT/pairs/pairs.summary.json" "$VALID_QUERIES" "$PYTHON" -m headrank pairs "${COLLECTIONS[@]}" "${QUERIES[@]}" "${PAIRS_EXTRA[@]}" \
-    --output "$OUTPUT/pairs"
+once "$OUTPUT/pairs/pairs.summary.json" "$(newest "$VALID_QUERIES" "$TRAIN_QUERIES")" "$PYTHON" -m headrank pairs "${COLLECTIONS[@]}" \
+    "${QUERIES[@]}" "${PAIRS_EXTRA[@]}" --output "$OUTPUT/pairs"
 once "$OUTPUT/valid/pairs.summary.json" "$VALID_QUERIES" "$PYTHON" -m headrank pairs "${COLLECTIONS[@]}" --only "$VALID_QUERIES" "${VALID_EXTRA[@]}" \
     --output "$OUTPUT/valid"
 if [[ -z $HEADS ]]; then
     HEADS=$OUTPUT/heads.json
-    once "$HEADS" "$VALID_QUERIES" "$PYTHON" -m headrank select-heads --model "$MODEL" "${LISTS[@]}" \
+    once "$HEADS" "$OUTPUT/pairs/pairs.summary.json" "$PYTHON" -m headrank select-heads --model "$MODEL" "${LISTS[@]}" \
         --permutations "$PERMUTATIONS" --cache "$OUTPUT/head-statistics" "${SELECT_EXTRA[@]}" --output "$HEADS"
 fi
 
+# The cache of the frozen model's scores is named by a checksum of what the rows read: other pairs or heads are another command and another cache.
+DATA=$( (echo "$MODEL" && cat "$OUTPUT"/{pairs,valid}/*.jsonl "$HEADS") 2>/dev/null | cksum) || ((DRY_RUN)) ||
+    stop "$OUTPUT/pairs or $OUTPUT/valid holds no lists; remove both and start again"
 COMMON=(--headrank-model "$MODEL" --headrank-heads "$HEADS" --train-data-path "$OUTPUT/pairs" --valid-data-path "$OUTPUT/valid"
-    --headrank-reference-cache "$OUTPUT/reference_scores.jsonl" --headrank-epoch-unit contexts --headrank-permutations "$PERMUTATIONS"
+    --headrank-reference-cache "$OUTPUT/reference_scores.${DATA%% *}.jsonl" --headrank-epoch-unit contexts --headrank-permutations "$PERMUTATIONS"
     --train-iters "$ITERATIONS" --eval-interval "$ITERATIONS" --global-batch-size "$GLOBAL_BATCH_SIZE" --seed "$SEED" --clip-grad 5.0
     --lr 1e-4 --lr-decay-style cosine --lr-warmup-iters $((ITERATIONS / 10 + 1)) --log-interval 1 --save-interval 100000 --no-save-optim)
 
-row() { # NAME: one run; its log beside it; checkpoints are not kept; a row whose command has changed is run again
-    local name=$1 here=$OUTPUT/rows/$1 flags
-    read -ra flags <<<"${FLAGS[$name]}"
-    local command=("$PYTHON" pretrain_headrank.py "${COMMON[@]}" --save "$here" "${flags[@]}")
-    if [[ -f $here/training_complete.json && -f $here/command && $(<"$here/command") == "${command[*]}" ]]; then echo "[$name] done before"; return; fi
-    echo "[$name] ${FLAGS[$name]}"
-    if ((DRY_RUN)); then run "${command[@]}"; return; fi
-    [[ -f $here/command && $(<"$here/command") == "${command[*]}" ]] || rm -rf "$here"
-    mkdir -p "$here" && echo "${command[*]}" >"$here/command"
-    "${command[@]}" >"$here/log.txt" 2>&1 || { echo "[$name] failed; see $here/log.txt" >&2; return 1; }
+row() { # FOLDER COMMAND...: one run; its log beside it; checkpoints are not kept
+    local here=$1; shift
+    "$@" >"$here/log.txt" 2>&1 || { echo "[${here##*/}] failed; see $here/log.txt" >&2; return 1; }
     rm -rf "$here"/iter_* "$here/best"
 }
 
 # The first row is alone until it has completed the reference scores that all share.
 failed=0 pids=()
 for name in "${NAMES[@]}"; do
+    here=$OUTPUT/rows/$name
+    read -ra flags <<<"${FLAGS[$name]}"
+    command=("$PYTHON" pretrain_headrank.py "${COMMON[@]}" --save "$here" "${flags[@]}")
+    if [[ -f $here/training_complete.json && -f $here/command && $(<"$here/command") == "${command[*]}" ]]; then echo "[$name] done before"; continue; fi
     while (($(jobs -rp | wc -l) >= JOBS)); do sleep 1; done
-    row "$name" &
+    echo "[$name] ${FLAGS[$name]}"
+    if ((DRY_RUN)); then run "${command[@]}"; continue; fi
+    rm -rf "$here" && mkdir -p "$here" && echo "${command[*]}" >"$here/command"
+    row "$here" "${command[@]}" &
     pids+=($!)
-    while ((${#pids[@]} == 1)) && [[ ! -s $OUTPUT/rows/$name/metrics.jsonl ]] && kill -0 "${pids[0]}" 2>/dev/null; do sleep 1; done
+    while ((${#pids[@]} == 1)) && [[ ! -s $here/metrics.jsonl ]] && kill -0 "${pids[0]}" 2>/dev/null; do sleep 1; done
 done
 for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
 ((DRY_RUN)) || "$PYTHON" -m headrank report --training "$OUTPUT/rows" --output "$OUTPUT"

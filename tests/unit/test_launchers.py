@@ -95,12 +95,26 @@ def test_several_nodes_meet_at_the_master_address() -> None:
 def test_without_heads_a_launcher_says_the_command_that_selects_them(tmp_path: Path) -> None:
     from headrank.commands import build_verb_parser
 
-    done = started("train_qwen3_0.6b.sh", "models/Qwen3-0.6B", str(tmp_path / "heads.json"), PYTHON="false")
+    done = started("train_qwen3_0.6b.sh", "models/Qwen3-0.6B", str(tmp_path / "heads.json"), PYTHON="false", TOP_K="3", TEMPERATURE="1")
     assert done.returncode == 2
     advice = shlex.split(done.stderr.splitlines()[-1])
     assert advice[:2] == ["headrank", "select-heads"]
     args = build_verb_parser("select-heads").parse_args([word for word in advice[2:] if word != "..."])
-    assert (args.top_k, args.entropy_weight, args.temperature, args.depth) == (8, 0.1, 0.001, 100)
+    assert (args.top_k, args.entropy_weight, args.temperature, args.depth) == (8, 0.1, 0.001, 100), "the paper's, whatever is exported"
+    assert args.output == str(tmp_path / "heads.json")
+
+
+def test_waiting_threads_of_a_training_do_not_spin(tmp_path: Path) -> None:
+    (tmp_path / "heads.json").touch()
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$OMP_WAIT_POLICY $GOMP_SPINCOUNT $TOKENIZERS_PARALLELISM"\n')
+    python.chmod(0o755)
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "TOKENIZERS_PARALLELISM")
+    clean = {name: value for name, value in os.environ.items() if name not in names}
+    script = ROOT / "launch/train_qwen3_0.6b.sh"
+    given = {**clean, "PYTHON": str(python), "HEADS": str(tmp_path / "heads.json")}
+    done = subprocess.run([script], cwd=tmp_path, env=given, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "PASSIVE 0 false"
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck")
@@ -152,6 +166,19 @@ def test_a_finished_slurm_job_is_not_requeued(cluster) -> None:
     assert calls[0] == "srun --kill-on-bad-exit=1 launch/train_qwen3_1.7b.sh --lr 1e-4"
     assert calls[1].startswith("n3:32345 nodes=1 procs=8 ")
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("script", ["train.sbatch", "train_multi_node.sbatch"])
+@pytest.mark.parametrize(
+    "arguments", [["--save", "elsewhere"], ["--lr", "1e-4", "--save=elsewhere"], ["model", "heads.json", "--lr", "1e-4"]], ids=str
+)
+def test_a_job_whose_end_would_be_looked_for_elsewhere_is_refused(cluster, script: str, arguments: list[str]) -> None:
+    code, calls, said = cluster(script, *arguments, ENDS="complete")
+    assert (code, calls, len(said.splitlines())) == (2, [], 1) and "set SAVE=..." in said
+
+
+def test_how_often_a_job_saves_is_no_place_to_save(cluster) -> None:
+    assert cluster("train.sbatch", "--save-interval", "50", ENDS="complete")[0] == 0
 
 
 def test_a_job_that_saved_and_stopped_goes_back_into_the_queue(cluster) -> None:

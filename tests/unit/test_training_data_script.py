@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 from tests.toy_collections import make_collection
 
@@ -53,10 +50,16 @@ def test_a_failing_step_stops_the_script(tmp_path: Path) -> None:
     assert "absent" in result.stderr
 
 
-def test_shellcheck_finds_nothing() -> None:
-    if shutil.which("shellcheck") is None:
-        pytest.skip("shellcheck is not installed")
-    subprocess.run(["shellcheck", str(SCRIPT)], check=True)
+def test_a_switch_that_is_neither_is_refused_and_threads_do_not_spin(tmp_path: Path) -> None:
+    refused = launch(DRY_RUN="yes", OUTPUT=str(tmp_path))
+    assert (refused.returncode, refused.stderr) == (2, "build_training_data.sh: DRY_RUN 'yes' is neither 0 nor 1\n")
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$OMP_WAIT_POLICY $GOMP_SPINCOUNT"\n')
+    python.chmod(0o755)
+    clean = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    given = {**clean, "PYTHON": str(python), "COLLECTIONS": "a", "OUTPUT": str(tmp_path)}
+    done = subprocess.run([str(SCRIPT)], env=given, capture_output=True, text=True, check=True)
+    assert done.stdout == "PASSIVE 0\n"
 
 
 def test_the_local_part_of_the_papers_data_has_the_known_counts(shared_data: Path, tmp_path: Path) -> None:
