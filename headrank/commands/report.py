@@ -2,7 +2,8 @@
 
   headrank report --run DIR             did it get better, where, at what cost, which heads: report.html, report.md, report.json
   headrank report --matrix DIR          the paper's tables (Markdown, LaTeX, CSV) and figures, ours beside the paper's
-  headrank report --training DIR        held-out measures of all training runs below DIR, before and after: a tuning, several seeds
+  headrank report --training DIR        held-out measures of all training runs below DIR, before and after: a tuning, several seeds;
+                                        with --output also their learning curves
   headrank report --heads before.json after.json   the paper's head table, depth bands, head maps
 
 DIR holds cells: directories with metrics.json, as 'headrank benchmark run' and 'headrank evaluate --write-metrics' leave them.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--run", metavar="DIR", help="one experiment: the cells below this directory on one page")
     what.add_argument("--matrix", metavar="DIR", help="all cells below this directory as the paper's tables and figures")
     what.add_argument(
-        "--training", metavar="DIR", help="the training runs below this directory side by side; printed, and written with --output"
+        "--training", metavar="DIR", help="the training runs below this directory side by side; --output also draws their curves"
     )
     what.add_argument(
         "--heads", nargs="+", metavar="FILE", help="heads.json files ([NAME=]FILE, two are 'before' and 'after'); alone or with --run"
@@ -58,14 +60,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _report_training(args: argparse.Namespace) -> int:
+    from headrank.evaluation.training_curves import METRICS_LOG, read_training_log
     from headrank.evaluation.training_table import training_rows, training_table
     from headrank.files import atomic_write
 
-    text = training_table(training_rows(Path(args.training)))
+    rows = training_rows(Path(args.training))
+    text = training_table(rows)
     print(text, end="")
     if args.output:
+        from headrank.evaluation.figures import draw_learning_curves
+
         with atomic_write(Path(args.output) / "training.md") as stream:
             stream.write(text)
+        for row in rows:
+            log = read_training_log(row.folder / METRICS_LOG)
+            draw_learning_curves(log, Path(args.output) / "figures" / f"training_{re.sub(r'[^A-Za-z0-9.-]+', '_', row.name)}")
     return 0
 
 

@@ -22,6 +22,7 @@ class TrainingRow:
     """One run: held-out measures before its first and after its last step. NaN: measured as such; ``contexts`` None: not logged."""
 
     name: str
+    folder: Path
     steps: int
     ndcg: tuple[float, float]
     accuracy: tuple[float, float]
@@ -41,7 +42,7 @@ def training_rows(folder: Path) -> list[TrainingRow]:
         name = str(log.parent.relative_to(folder)) if log.parent != folder else folder.name
         first, last = evaluations[0], evaluations[-1]
         ndcg, accuracy = ((first[measure], last[measure]) for measure in _MEASURES)
-        rows.append(TrainingRow(name, last["iteration"], ndcg, accuracy, last["contexts"]))
+        rows.append(TrainingRow(name, log.parent, last["iteration"], ndcg, accuracy, last["contexts"]))
     if not rows:
         raise InputError(f"{folder}: no run below it was evaluated twice; give --valid-data-path and --eval-interval when training")
     return rows
