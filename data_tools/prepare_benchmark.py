@@ -13,6 +13,7 @@ from data_tools.collection_files import write_collection
 from data_tools.retrieve import Bm25Index, RankedList, search_all, strictly_decreasing
 from headrank.errors import InputError
 from headrank.evaluation.measures import evaluate_run
+from headrank.files import read_json
 from headrank.formats import Candidate, Collection, Document, Qrels, Run, iterate_corpus, read_corpus, read_run
 
 RETRIEVAL_DEPTH = 100  # more than any table needs, so that deeper lists can be tried
@@ -64,7 +65,8 @@ def read_material(benchmark: Benchmark, source: str, watch: Watch = _unwatched) 
         corpus_path, run_path = beir.corpus, None
     else:
         collection = Collection.open(folder)
-        queries, qrels, corpus_path, run_path = collection.queries(), collection.qrels(), collection.corpus_path, collection.run_path
+        queries, qrels, corpus_path = collection.queries(), collection.qrels(), collection.corpus_path
+        run_path = collection.run_path if _retriever_of(folder) == benchmark.retriever else None
     own = folder / f"run.{benchmark.retriever}.txt"
     run_path = own if own.is_file() else run_path
     queries = _judged(queries, qrels, str(folder))
@@ -80,6 +82,13 @@ def read_material(benchmark: Benchmark, source: str, watch: Watch = _unwatched) 
         raise InputError(f"{folder}: {own.name} is missing; {benchmark.title} needs candidates of {benchmark.retriever}")
     documents = _texts(corpus_path, run)
     return Material(queries, qrels, run, documents, origin)
+
+
+def _retriever_of(folder: Path) -> str:
+    """Whose candidates a collection's run.bm25.txt holds: BM25's, unless 'benchmark prepare' put others there and said so."""
+    path = folder / "benchmark.json"
+    about = read_json(path) if path.is_file() else None
+    return str(about.get("retriever", "bm25")) if isinstance(about, dict) else "bm25"
 
 
 def _judged(queries: dict[str, str], qrels: Qrels, source: str) -> dict[str, str]:

@@ -22,7 +22,7 @@ from typing import IO
 from headrank.errors import InputError
 
 _DEVICE_FOLDERS = (Path("/dev"), Path("/dev/fd"))
-_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
 
 @contextlib.contextmanager
@@ -51,7 +51,7 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO]:
             _remove(temporary, made)
             raise
     except OSError as error:
-        if error.errno not in _DISK_ERRORS:
+        if error.errno not in DISK_ERRORS:
             raise
         raise InputError(f"{path}: cannot be written ({error.strerror}); make room or choose another place") from error
 
@@ -207,10 +207,11 @@ def write_json(path: str | os.PathLike[str], value: object) -> None:
 
 
 def read_json(path: str | os.PathLike[str]) -> object:
-    """Read one JSON document; a missing or broken file is an InputError."""
+    """Read one JSON document, plain or gzipped; a missing or broken file is an InputError."""
     path = Path(path)
     _require_file(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
-    except (ValueError, RecursionError, OSError) as error:
+        raw = path.read_bytes()
+        return json.loads((gzip.decompress(raw) if _is_gzip(path) else raw).decode("utf-8-sig"))
+    except (ValueError, RecursionError, EOFError, OSError, zlib.error) as error:
         raise InputError(f"{path}: not a JSON file ({error})") from error

@@ -148,7 +148,7 @@ def read_qrels(path: str | os.PathLike[str]) -> Qrels:
 
 
 def read_run(path: str | os.PathLike[str]) -> Run:
-    """Read a TREC run (query id, Q0, document id, rank, score, tag); candidates come back ordered by rank.
+    """Read a TREC run (query id, Q0, document id, rank, score, tag); candidates come back ordered by rank and numbered from 1.
 
     File order decides between equal ranks, so a run written by another tool keeps its order for tied scores.
     """
@@ -166,7 +166,12 @@ def read_run(path: str | os.PathLike[str]) -> Run:
         run.setdefault(query_id, []).append(candidate)
     if not run:
         raise InputError(f"{path}: no results; the file is empty")
-    return {query_id: sorted(rows, key=lambda row: row.rank) for query_id, rows in run.items()}
+    return {query_id: _numbered(sorted(rows, key=lambda row: row.rank)) for query_id, rows in run.items()}
+
+
+def _numbered(rows: Sequence[Candidate]) -> list[Candidate]:
+    """Ranks 1, 2, ...: other tools begin at 0, leave gaps or write one rank for all."""
+    return [row if row.rank == rank else Candidate(row.doc_id, rank, row.score) for rank, row in enumerate(rows, start=1)]
 
 
 def _rank_and_score(path: str | os.PathLike[str], number: int, rank: str, score: str) -> tuple[int, float]:

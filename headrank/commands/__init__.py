@@ -15,6 +15,7 @@ from types import ModuleType
 
 from headrank import __version__
 from headrank.errors import InputError
+from headrank.files import DISK_ERRORS
 from headrank.log_level import log_level
 
 # verb -> (module in this package, one line for --help), in the order of the pipeline
@@ -113,8 +114,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno not in DISK_ERRORS:
             raise
         logging.getLogger(__name__).debug("", exc_info=True)  # HEADRANK_LOG=DEBUG shows where
-        print(f"headrank {chosen.verb}: {error.filename}: {error.strerror}; check the path and its permissions", file=sys.stderr)
+        advice = "make room and run it again" if error.errno in DISK_ERRORS else "check the path and its permissions"
+        print(f"headrank {chosen.verb}: {error.filename or 'a file'}: {error.strerror}; {advice}", file=sys.stderr)
         return 2

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,7 +73,7 @@ def _report_training(args: argparse.Namespace) -> int:
             stream.write(text)
         for row in rows:
             log = read_training_log(row.folder / METRICS_LOG)
-            draw_learning_curves(log, Path(args.output) / "figures" / f"training_{re.sub(r'[^A-Za-z0-9.-]+', '_', row.name)}")
+            draw_learning_curves(log, Path(args.output) / "figures" / "training" / row.name)
     return 0
 
 

@@ -138,7 +138,7 @@ def template_of(ranker: Any) -> PromptTemplate | None:
 
 
 def _facts(args: argparse.Namespace, target: Target, rows: list[dict[str, Any]], ranker: Any, facts: dict[str, Any]) -> dict[str, Any]:
-    """What the run cost and what it was made with. The seconds of a shared forward are those of a method that reads all of it, as ICR."""
+    """What the run cost and what it was made with. A shared forward's cost is that of a method that reads all of it, as ICR."""
     from headrank.provenance import peak_memory_bytes, versions
 
     heads, template = getattr(ranker, "heads", None), template_of(ranker)
@@ -150,7 +150,7 @@ def _facts(args: argparse.Namespace, target: Target, rows: list[dict[str, Any]],
         "num_queries": len(rows),
         "seconds_per_query": sum(row["seconds"] for row in rows) / len(rows) if facts["reads_the_whole_forward"] else None,
         "tokens_per_query": sum(row["tokens"] for row in rows) / len(rows),
-        "peak_memory_bytes": peak_memory_bytes(),
+        "peak_memory_bytes": peak_memory_bytes() if facts["reads_the_whole_forward"] else None,
         "layers_used": getattr(ranker, "layers_used", None),
         "num_layers": ranker.reader.num_layers if hasattr(ranker, "reader") else None,
         "heads": [list(head) for head in heads.heads] if heads is not None else None,

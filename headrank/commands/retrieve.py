@@ -17,7 +17,7 @@ from pathlib import Path
 
 from headrank.commands.options import positive_int, progress
 from headrank.errors import InputError
-from headrank.files import require_writable
+from headrank.files import plain_or_gzipped, require_writable
 from headrank.formats import Collection, iterate_corpus, read_queries, write_run
 
 
@@ -108,7 +108,7 @@ def _queries_path(args: argparse.Namespace) -> Path:
     if args.queries is not None:
         return Path(args.queries)
     if args.collection is not None:
-        return Path(args.collection) / "queries.tsv"
+        return plain_or_gzipped(args.collection, "queries.tsv")
     raise InputError("give --topics NAME, --queries FILE or --collection DIR")
 
 

@@ -33,8 +33,8 @@ def head_blocks(sets: Mapping[str, HeadSet], figures: Path) -> list[Block]:
     blocks.append(
         Picture(png, f"Depth of the core heads. {summary}.", "Each dot is a core head at its layer; grey layers are never computed.")
     )
-    for label, heads in sets.items():
-        png, _ = draw_head_map(heads, figures / f"head_map_{_slug(label)}")
+    for place, (label, heads) in enumerate(sets.items(), start=1):  # numbered: labels may differ in punctuation alone
+        png, _ = draw_head_map(heads, figures / f"head_map_{place}_{_slug(label)}")
         names = ", ".join(head_name(head) for head in heads.heads[:16])
         blocks.append(
             Picture(png, f"Head map, {label}: chosen heads {names}.", f"Head map, {label}: chosen heads framed, numbered by rank.")

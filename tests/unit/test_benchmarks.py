@@ -110,6 +110,17 @@ def test_the_papers_own_retriever_is_preferred(tmp_path: Path) -> None:
     assert read_material(BENCHMARKS["dl19"], str(tmp_path / "source")).origin == "run.bm25.txt"
 
 
+def test_candidates_of_bm25_are_never_called_colbertv2s(tmp_path: Path) -> None:
+    make_collection(tmp_path / "source", GRADES)
+    with pytest.raises(InputError, match=r"run\.colbertv2\.txt is missing; MuSiQue needs candidates of colbertv2"):
+        read_material(BENCHMARKS["musique"], str(tmp_path / "source"))
+    shutil.copy(tmp_path / "source" / "run.bm25.txt", tmp_path / "source" / "run.colbertv2.txt")
+    prepare("musique", "--from", str(tmp_path / "source"), home=tmp_path)
+    assert read_material(BENCHMARKS["musique"], str(tmp_path / "musique")).origin == "run.bm25.txt", (
+        "prepared before, and says whose they are"
+    )
+
+
 def test_an_unpacked_beir_folder_is_read(tmp_path: Path) -> None:
     folder = tmp_path / "fiqa"
     (folder / "qrels").mkdir(parents=True)
@@ -176,6 +187,7 @@ def test_all_means_every_prepared_benchmark(tmp_path: Path, caplog: pytest.LogCa
     assert main(words) == 2
     assert "--benchmarks all: none is prepared" in capsys.readouterr().err
     make_collection(tmp_path / "source", GRADES)
+    shutil.copy(tmp_path / "source" / "run.bm25.txt", tmp_path / "source" / "run.colbertv2.txt")
     for name in ("nfcorpus", "dl19", "musique"):
         prepare(name, "--from", str(tmp_path / "source"), home=tmp_path)
     assert main(words) == 0

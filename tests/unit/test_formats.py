@@ -161,7 +161,12 @@ def test_one_bad_line_in_a_million_is_found_and_the_file_is_read_as_a_stream(tmp
 
 def test_tied_ranks_keep_the_order_of_the_file(tmp_path: Path) -> None:
     run = read_run(write(tmp_path, "q Q0 b 0 1 t\nq Q0 a 0 1 t\nq Q0 c 0 1 t\n"))
-    assert [row.doc_id for row in run["q"]] == ["b", "a", "c"]
+    assert [(row.doc_id, row.rank) for row in run["q"]] == [("b", 1), ("a", 2), ("c", 3)]
+
+
+def test_ranks_are_numbered_from_one_whatever_the_file_says(tmp_path: Path) -> None:
+    run = read_run(write(tmp_path, "q Q0 c 9 1 t\nq Q0 a 0 3 t\nq Q0 b 4 2 t\n"))
+    assert [(row.doc_id, row.rank) for row in run["q"]] == [("a", 1), ("b", 2), ("c", 3)]
 
 
 def test_a_written_run_comes_back(tmp_path: Path) -> None:

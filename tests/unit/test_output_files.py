@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from headrank.commands.options import progress
 from headrank.errors import InputError
 from headrank.files import atomic_write, read_lines, require_writable
 from headrank.formats import Document
+from headrank.partial_results import PartialResults
+from tests.result_cells import make_heads
 from tests.toy_collections import make_collection
 
 GRADES = {"q1": [2, 1, 0]}
@@ -84,6 +87,32 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_files(tmp_path: Path) -> Non
     assert "cannot be written (File too large); make room" in done.stderr
     assert target.read_text() == "old"
     assert [entry.name for entry in target.parent.iterdir()] == ["contexts.jsonl"]
+
+
+def test_a_full_disk_leaves_no_half_picture(tmp_path: Path) -> None:
+    heads = tmp_path / "heads.json"
+    make_heads((1, 2)).save(heads)
+    code = (
+        "import resource, sys\nfrom headrank.commands import main\nimport headrank.evaluation.figures\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
+        f"sys.exit(main(['report', '--heads', {str(heads)!r}, '--output', {str(tmp_path / 'out')!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert "cannot be written (File too large); make room" in done.stderr and "Traceback" not in done.stderr
+    assert not list(tmp_path.rglob("*.p[nd][gf]"))
+
+
+def test_partial_results_on_a_full_disk_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    make_collection(tmp_path / "toy", {"q": [1, 0]})
+    monkeypatch.setattr(PartialResults, "add", full)
+    assert main(["rerank", "--method", "bm25", "--collection", str(tmp_path / "toy"), "--output", str(tmp_path / "run.txt")]) == 2
+    assert capsys.readouterr().err.endswith("headrank rerank: a file: No space left on device; make room and run it again\n")
 
 
 def test_an_unwritable_output_is_said_before_the_corpus_is_read(

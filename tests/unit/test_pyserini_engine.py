@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -84,6 +85,13 @@ def test_a_run_with_texts_comes_back(pyserini: types.ModuleType) -> None:
 def test_topics_and_judgements_come_by_name(pyserini: types.ModuleType) -> None:
     assert load_topics("toy") == {"1": "first query", "2": "nothing", "3": "not judged"}
     assert load_qrels("toy")["1"] == {"d1": 2, "unseen": 1}
+
+
+def test_gzipped_queries_of_a_folder_are_found(pyserini: types.ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "queries.tsv.gz").write_bytes(gzip.compress(b"1\tfirst query\n"))
+    words = ["retrieve", "--engine", "pyserini", "--index", "toy", "--collection", str(tmp_path), "--output", str(tmp_path / "run.txt")]
+    assert main(words) == 0
+    assert (tmp_path / "run.txt").read_text().startswith("1 Q0 d1 1 ")
 
 
 def test_the_command_makes_a_whole_collection_and_never_overwrites_one(

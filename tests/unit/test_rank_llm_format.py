@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,9 +37,11 @@ def test_ids_may_be_numbers_and_texts_have_the_fields_of_anserini_indexes(tmp_pa
     assert [document.text for document in corpus.values()] == ["seven", "one", "two"]
 
 
-def test_a_json_list_as_rank_llm_stores_retrieval_results_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("packed", [bytes, gzip.compress])
+def test_a_json_list_as_rank_llm_stores_retrieval_results_is_read(tmp_path: Path, packed: Callable[[bytes], bytes]) -> None:
     path = tmp_path / "retrieve_results.json"
-    path.write_text(json.dumps([request(), request(query={"text": "other", "qid": "2"}, candidates=[])], indent=2))
+    listed = json.dumps([request(), request(query={"text": "other", "qid": "2"}, candidates=[])], indent=2)
+    path.write_bytes(packed(listed.encode()))
     queries, run, corpus = read_candidates_jsonl(path)
     assert queries == {"1": "a query", "2": "other"}
     assert run["2"] == []

@@ -315,6 +315,7 @@ def test_methods_that_share_a_forward_write_what_each_would_write_alone(model: P
     facts = {method: json.loads((tmp_path / "shared" / method / "meta.json").read_text()) for method in ("icr", "core")}
     assert [facts[method]["layers_used"] for method in facts] == [4, 4] and len(facts["core"]["heads"]) == 3
     assert facts["icr"]["seconds_per_query"] > 0 and facts["core"]["seconds_per_query"] is None, "ICR reads all of the forward"
+    assert facts["icr"]["peak_memory_bytes"] > 0 and facts["core"]["peak_memory_bytes"] is None, "and so its memory is ICR's"
     assert all(values["methods_sharing_the_forward"] == 3 for values in facts.values())
     assert not list(tmp_path.rglob("*.partial*"))
 

@@ -38,7 +38,7 @@ def test_runs_are_listed_by_what_they_gained(tmp_path: Path, capsys: pytest.Capt
         "| small | 10 | 50.0 | 52.0 | +2.0 | 60.0 | 65.0 | +5.0 | 3 |",
     ]
     assert (tmp_path / "out" / "training.md").read_text() == printed
-    assert sorted(path.name for path in (tmp_path / "out/figures").glob("*.png")) == ["training_large.png", "training_small.png"]
+    assert sorted(path.name for path in (tmp_path / "out/figures/training").glob("*.png")) == ["large.png", "small.png"]
 
 
 @pytest.mark.parametrize(("measured", "message"), [(None, "no metrics.jsonl"), ([(0, 0.5, 0.6)], "was evaluated twice")])

@@ -21,6 +21,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
+from headrank.files import atomic_write
+
 logging.getLogger("fontTools").setLevel(logging.WARNING)  # it tells every glyph it embeds into a PDF
 
 INK, MUTED, GRID, PAPER = "#222233", "#666677", "#DDDDE4", "#FFFFFF"
@@ -120,9 +122,11 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
         stem = stem.with_suffix("")
     stem.parent.mkdir(parents=True, exist_ok=True)
     png, pdf = stem.parent / f"{stem.name}.png", stem.parent / f"{stem.name}.pdf"
-    figure.savefig(png, dpi=DPI, metadata={"Software": None})
+    with atomic_write(png, "wb") as stream:
+        figure.savefig(stream, format="png", dpi=DPI, metadata={"Software": None})
     figure.set_layout_engine("none")  # the layout is done; solving it again would cost as much as the drawing
-    figure.savefig(pdf, metadata={"CreationDate": None, "Producer": None, "Creator": None})
+    with atomic_write(pdf, "wb") as stream:
+        figure.savefig(stream, format="pdf", metadata={"CreationDate": None, "Producer": None, "Creator": None})
     return [png, pdf]
 
 
