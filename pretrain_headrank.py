@@ -26,13 +26,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     from megatron_patches import device
 
     try:
-        return run(args)
+        with device.leaving_the_group():
+            return run(args)
     except InputError as error:
         if _is_speaker():
             sys.stderr.write(f"pretrain_headrank.py: {error}\n")
         return 2
-    finally:
-        device.shutdown()
 
 
 def _is_speaker() -> bool:

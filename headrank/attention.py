@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,7 +63,7 @@ def batch_contexts(
     for index, context in enumerate(contexts):
         end_of_query = context.prefix_length + context.query_length
         ids[index, : context.length] = context.input_ids
-        positions[index] = np.arange(num_tokens)
+        positions[index, : context.length] = np.arange(context.length)  # padding stays at 0: never beyond the model's positions
         positions[index, end_of_query : context.length] -= context.query_length
         first, last = context.query_rows
         rows[index] = first
@@ -135,30 +136,36 @@ def replace_calibration_rows(
     rows_BC = layout.calibration_rows_BC
     index = rows_BC[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3])
     mask = visible_keys(layout, rows_BC, is_calibration=True, window=window)[:, None]
-    rows = F.scaled_dot_product_attention(
-        query.gather(2, index), key, value, attn_mask=mask, scale=scale, enable_gqa=key.shape[1] != query.shape[1]
-    )
+    rows = _attend(query.gather(2, index), key, value, attn_mask=mask, scale=scale)
     return context.scatter(2, index[..., : value.shape[3]], rows.to(context.dtype))
 
 
 def causal_context(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None = None) -> torch.Tensor:
     """Causal attention, or sliding-window attention in blocks of ``window`` so that memory stays linear in S."""
-    grouped = key.shape[1] != query.shape[1]
     num_tokens = query.shape[2]
     if window is None or num_tokens <= window:
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
+        return _attend(query, key, value, is_causal=True, scale=scale)
     blocks = []
     for start in range(0, num_tokens, window):
         end, first = min(start + window, num_tokens), max(0, start - window + 1)
         rows = torch.arange(start, end, device=query.device)[:, None]
         keys = torch.arange(first, end, device=query.device)[None, :]
         mask = (keys <= rows) & (rows - keys < window)
-        blocks.append(
-            F.scaled_dot_product_attention(
-                query[:, :, start:end], key[:, :, first:end], value[:, :, first:end], attn_mask=mask, scale=scale, enable_gqa=grouped
-            )
-        )
+        blocks.append(_attend(query[:, :, start:end], key[:, :, first:end], value[:, :, first:end], attn_mask=mask, scale=scale))
     return torch.cat(blocks, dim=2)
+
+
+def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **how: Any) -> torch.Tensor:
+    """torch's attention over key-value groups, in memory linear in S."""
+    group_size = query.shape[1] // key.shape[1]
+    if group_size > 1 and _lacks_grouped_kernel(query):
+        key, value = (tensor.repeat_interleave(group_size, dim=1) for tensor in (key, value))
+    return F.scaled_dot_product_attention(query, key, value, enable_gqa=key.shape[1] != query.shape[1], **how)
+
+
+def _lacks_grouped_kernel(query: torch.Tensor) -> bool:
+    """CUDA's flash kernel alone knows groups, and not in float32: there grouped attention would make S x S matrices."""
+    return query.is_cuda and query.dtype == torch.float32
 
 
 def mean_row_probabilities(

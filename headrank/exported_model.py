@@ -102,6 +102,15 @@ def write_failed(output: Path, error: OSError) -> InputError:
     return InputError(f"--output {output}: cannot be written ({error.strerror or error}); make room or choose another")
 
 
+def check_prompt(heads: HeadSet, trained: HeadSet | None, place: str) -> None:
+    """A trained model reads the prompt it was trained with; heads that were chosen with another are refused."""
+    if trained is not None and trained.prompt.hash != heads.prompt.hash:
+        raise InputError(
+            f"--heads: chosen with another prompt ({heads.prompt.hash}) than {place} was trained with ({trained.prompt.hash}); "
+            "select them with 'select-heads --prompt-of' and the heads that were trained"
+        )
+
+
 def exchange_heads(
     exported: Path, heads: HeadSet | None, output: Path, *, name: str, base: Path, base_name: str, can_overwrite: bool = False
 ) -> HeadSet:
@@ -110,12 +119,7 @@ def exchange_heads(
     if about is None:
         raise InputError(f"--exported {exported}: has no headrank.json, so 'headrank export-hf' did not write it; give --checkpoint")
     heads = heads or HeadSet.from_dict({"table": [], **about["heads"]})
-    trained_with = about["heads"].get("prompt_hash")
-    if trained_with not in (None, heads.prompt.hash):
-        raise InputError(
-            f"--heads: chosen with another prompt ({heads.prompt.hash}) than {exported} was trained with ({trained_with}); "
-            "select them with 'select-heads --prompt-of' and the heads that were trained"
-        )
+    check_prompt(heads, HeadSet.from_dict({"table": [], **about["heads"]}), str(exported))
     config = read_json(exported / "config.json")
     if not isinstance(config, dict):
         raise InputError(f"{exported / 'config.json'}: not a model's configuration; export the model again")

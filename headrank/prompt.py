@@ -17,6 +17,7 @@ from headrank.errors import InputError
 QUERY_ROWS = ("query", "instruction")
 ORDERS = ("retriever", "reversed")
 _SENTINEL = "\u2063headrank-content\u2063"
+_FIXED_DATE = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}"  # the date that Llama 3's own template has without a clock
 
 
 @dataclass(frozen=True)
@@ -87,17 +88,27 @@ class ChatFrame:
     def of(cls, tokenizer: Any, template: PromptTemplate) -> ChatFrame:
         """Render the tokenizer's chat template around a sentinel; no template means no frame.
 
-        Thinking is switched off for templates that know the switch (Qwen3); the others ignore it.
+        Thinking is switched off for templates that know the switch (Qwen3); the others ignore it. Templates that write today's date
+        (Llama 3.2) get a fixed one: the prompt of a model must not change overnight.
         """
         if not template.use_chat_template or not getattr(tokenizer, "chat_template", None):
             return cls(_beginning_of_sequence(tokenizer), "")
         rendered = tokenizer.apply_chat_template(
-            [{"role": "user", "content": _SENTINEL}], tokenize=False, add_generation_prompt=True, enable_thinking=False
+            [{"role": "user", "content": _SENTINEL}],
+            chat_template=_with_a_fixed_date(tokenizer.chat_template),
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=False,
         )
         before, sentinel, after = rendered.partition(_SENTINEL)
         if not sentinel:
             raise InputError("the tokenizer's chat template drops or changes the user's text; set use_chat_template to false")
         return cls(before, after)
+
+
+def _with_a_fixed_date(template: Any) -> str | None:
+    """A template that asks for the time, with an answer that stays; None for all others, which are taken as they are."""
+    return _FIXED_DATE + template if isinstance(template, str) and "strftime_now" in template else None
 
 
 def _beginning_of_sequence(tokenizer: Any) -> str:

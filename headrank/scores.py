@@ -28,7 +28,8 @@ def kept_tokens(difference: torch.Tensor, document_of_token_BS: torch.Tensor, nu
     Carries no gradient. Where all tokens of a document are equal nothing is an outlier, and all are kept.
     """
     index = _index(difference, document_of_token_BS)
-    values = difference.detach().double()
+    values = difference.detach()
+    values = values if values.device.type == "mps" else values.double()  # Apple's GPUs have no float64
     zeros = values.new_zeros(*values.shape[:-1], num_documents + 1)
     counts = zeros.scatter_add(-1, index, torch.ones_like(values))
     means = zeros.scatter_add(-1, index, values) / counts.clamp_min(1)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from megatron.core.transformer import TransformerConfig
 
 from data_tools.training_set import Sample, TrainingSet
 from headrank.attention import BranchLayout, batch_contexts
@@ -24,9 +25,16 @@ class Batch:
     references: tuple[torch.Tensor | None, ...]  # [N] each
 
 
-def make_batch(samples: tuple[Sample, ...], reference: ReferenceScores | None, device: torch.device) -> Batch:
-    """Pad the samples' contexts to the longest and move everything to the device."""
-    input_ids_BS, layout = batch_contexts([sample.encoded for sample in samples], device=device)
+def length_multiple(config: TransformerConfig) -> int:
+    """What must divide the length of a batch: sequence parallelism splits it over the tensor-parallel ranks."""
+    return config.tensor_model_parallel_size if config.sequence_parallel else 1
+
+
+def make_batch(samples: tuple[Sample, ...], reference: ReferenceScores | None, device: torch.device, multiple_of: int = 1) -> Batch:
+    """Pad the samples' contexts to the longest, or to the next length that ``multiple_of`` divides, and move all to the device."""
+    longest = max(sample.encoded.length for sample in samples)
+    pad_to = -(-longest // multiple_of) * multiple_of
+    input_ids_BS, layout = batch_contexts([sample.encoded for sample in samples], device=device, pad_to=pad_to)
     return Batch(
         samples=samples,
         input_ids_BS=input_ids_BS,
@@ -46,8 +54,9 @@ def training_batches(
     world_size: int,
     micro_batch_size: int,
     device: torch.device,
+    multiple_of: int = 1,
 ) -> Iterator[Batch]:
     """This data-parallel rank's micro-batches for ever, from the ``start``-th sample of the whole job."""
     indices = training_set.shard(start, rank, world_size)
     while True:
-        yield make_batch(tuple(training_set.at(next(indices)) for _ in range(micro_batch_size)), reference, device)
+        yield make_batch(tuple(training_set.at(next(indices)) for _ in range(micro_batch_size)), reference, device, multiple_of)

@@ -7,11 +7,13 @@ import, and only on a machine without CUDA.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import datetime
 import logging
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,6 +57,7 @@ def initialize(tensor_model_parallel_size: int = 1, *, seed: int = 1234, timeout
         )
     install_cpu_backend()
     if has_cuda():
+        _require_a_gpu_each(local_rank)
         torch.cuda.set_device(local_rank)
     if not torch.distributed.is_initialized():
         is_launched = all(os.environ.get(name) for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
@@ -70,7 +73,9 @@ def initialize(tensor_model_parallel_size: int = 1, *, seed: int = 1234, timeout
         if parallel_state.get_tensor_model_parallel_world_size() == tensor_model_parallel_size:
             return
         parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=tensor_model_parallel_size)
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=tensor_model_parallel_size, distributed_timeout_minutes=math.ceil(timeout_minutes)
+    )
     torch.manual_seed(seed)
     tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
 
@@ -89,6 +94,13 @@ def world_from_environment() -> tuple[int, int, int]:
     if world_size > 1 and missing:
         raise InputError(f"WORLD_SIZE {world_size} in the environment without {', '.join(missing)}; {remedy}")
     return rank, world_size, local_rank
+
+
+def _require_a_gpu_each(local_rank: int) -> None:
+    """All processes of a machine refuse together when it has fewer GPUs than they are."""
+    processes, gpus = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), local_rank + 1), torch.cuda.device_count()
+    if processes > gpus:
+        raise InputError(f"{processes} processes on this machine, but {gpus} GPU(s); give torchrun --nproc-per-node {gpus} (NPROC={gpus})")
 
 
 def keep_freed_memory() -> None:
@@ -115,6 +127,22 @@ def shutdown() -> None:
         parallel_state.destroy_model_parallel()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+@contextlib.contextmanager
+def leaving_the_group() -> Iterator[None]:
+    """Leave the groups when the work is done.
+
+    After an error only a process that is alone does: NCCL leaves together, and the others may wait in another collective. Their
+    launcher ends them once this process has said what is wrong and exited.
+    """
+    try:
+        yield
+    except BaseException:
+        if torch.distributed.is_initialized() and torch.distributed.get_world_size() == 1:
+            shutdown()
+        raise
+    shutdown()
 
 
 def install_cpu_backend() -> None:

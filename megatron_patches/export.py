@@ -21,7 +21,7 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing
 
 from headrank.errors import InputError
-from headrank.exported_model import check_output, copy_companions, hidden_beside, write_failed, write_headrank_files
+from headrank.exported_model import check_output, check_prompt, copy_companions, hidden_beside, write_failed, write_headrank_files
 from headrank.files import put_in_place
 from headrank.heads import HeadSet
 from headrank.provenance import versions
@@ -61,6 +61,7 @@ def export_hf(request: ExportRequest, *, report: Any = iter) -> HeadSet | None:
     heads = request.heads or _stored_heads(about)
     if heads is not None:
         heads.check_fits(shape.layers, shape.heads, str(request.base))
+        check_prompt(heads, _stored_heads(about), str(directory))
     elif request.is_truncated:
         raise InputError(f"--truncate: {directory} has no heads stored with it, so the depth is not known; give --heads heads.json")
     num_layers = heads.l_max + 1 if heads is not None and request.is_truncated else None

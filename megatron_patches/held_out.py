@@ -11,19 +11,20 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from megatron.core.transformer.module import MegatronModule
 
 from data_tools.training_set import Sample, TrainingSet
 from headrank.heads import HeadSet
-from megatron_patches.batches import make_batch
+from megatron_patches.batches import length_multiple, make_batch
 from megatron_patches.train_step import score_batch
 
 CUTOFF = 10
 
 
 @torch.no_grad()
-def score_sample(model: torch.nn.Module, sample: Sample, heads: HeadSet, device: torch.device) -> np.ndarray:
+def score_sample(model: MegatronModule, sample: Sample, heads: HeadSet, device: torch.device) -> np.ndarray:
     """The scores float32 [N] of one context under the given weights, in prompt order."""
-    batch = make_batch((sample,), None, device)
+    batch = make_batch((sample,), None, device, length_multiple(model.config))
     return score_batch(model, batch, heads)[0].float().cpu().numpy()
 
 

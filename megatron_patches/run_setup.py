@@ -21,7 +21,7 @@ from headrank.model_config import first_line, load_config
 from headrank.spans import PromptEncoder
 from megatron_patches import device
 from megatron_patches.assembly import build_optimizer, build_policy, data_parallel_rank, is_first_tensor_rank, saving_report, wrap_model
-from megatron_patches.batches import Batch, training_batches
+from megatron_patches.batches import Batch, length_multiple, training_batches
 from megatron_patches.checkpoint import checkpoint_directory
 from megatron_patches.config import TrainingConfig
 from megatron_patches.config_checks import require_place
@@ -136,6 +136,7 @@ def prepare_run(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> tu
         world_size=config.data_parallel,
         micro_batch_size=config.micro_batch_size,
         device=device.device(),
+        multiple_of=length_multiple(policy.config),
     )
     return run, batches
 

@@ -131,6 +131,10 @@ def _llama3_scaling(rope: Mapping[str, Any]) -> Llama3Scaling | None:
 
 def _refuse_what_megatron_lacks(config: Any, family: str) -> None:
     """Stop at settings that our Megatron model would silently ignore."""
+    quantised = getattr(config, "quantization_config", None)
+    if quantised:
+        kind = quantised.get("quant_method") if isinstance(quantised, Mapping) else getattr(quantised, "quant_method", None)
+        raise InputError(f"the weights are quantised ({kind}), and their scales would be lost on Megatron; take the model in bfloat16")
     if getattr(config, "use_sliding_window", False) and getattr(config, "sliding_window", None):
         raise InputError("this model uses sliding-window attention (use_sliding_window), which the Megatron model does not")
     if config.hidden_act != "silu":

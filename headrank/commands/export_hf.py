@@ -67,12 +67,10 @@ def run(args: argparse.Namespace) -> int:
         can_overwrite=args.overwrite,
     )
     device.initialize()
-    try:
+    with device.leaving_the_group():
         used = export_hf(request, report=_progress if device.is_first_rank() else iter)
         if device.is_first_rank():
             print(_summary(request.output, used, args.truncate))
-    finally:
-        device.shutdown()
     return 0
 
 

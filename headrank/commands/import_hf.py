@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     shape = ModelShape.from_hf(source)
     check_tensor_parallel_size(shape, args.tensor_model_parallel_size)
     device.initialize()
-    try:
+    with device.leaving_the_group():
         directory = import_hf(
             local_directory(source),
             args.output,
@@ -47,8 +47,6 @@ def run(args: argparse.Namespace) -> int:
         )
         if device.is_first_rank():
             print(f"{directory}: {shape.family}, {shape.layers} layers, {shape.heads} heads in {shape.groups} groups")
-    finally:
-        device.shutdown()
     return 0
 
 

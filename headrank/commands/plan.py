@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -86,6 +87,7 @@ def _count(flag: str, text: str) -> int:
 
 def run(args: argparse.Namespace) -> None:
     """Measure, then print."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the rehearsal counts on stand-ins for tensors, with the CPU's kernels, wherever it runs
     quieten_megatron()
     from megatron_patches.planner_limits import first_limits, smallest_tensor_parallel
 

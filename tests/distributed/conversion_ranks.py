@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from headrank.attention import batch_contexts
+from headrank.errors import InputError
+from headrank.prompt import PromptTemplate
 from headrank.spans import EncodedContext
 from megatron_patches import device
 from tests.distributed.eager_reference import toy_loss
@@ -180,6 +184,9 @@ def train_and_export(
     weights = trainer.weights()
     export_hf(request(place / "megatron", directory, place / "full", max_shard_size=60_000))
     export_hf(request(place / "megatron" / "iter_0000003", directory, place / "short", is_truncated=True))
+    other = dataclasses.replace(heads, prompt=PromptTemplate(max_words=3))
+    with pytest.raises(InputError, match="chosen with another prompt"):
+        export_hf(request(place / "megatron", directory, place / "other", heads=other))
     device.shutdown()
     return scores, weights
 

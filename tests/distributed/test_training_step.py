@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -13,7 +14,7 @@ from headrank.loss_settings import LossSettings
 from megatron_patches import device
 from megatron_patches.arguments import parse_arguments
 from megatron_patches.assembly import build_optimizer, build_policy, count_parameters, wrap_model
-from megatron_patches.batches import make_batch, training_batches
+from megatron_patches.batches import length_multiple, make_batch, training_batches
 from megatron_patches.config import config_from
 from megatron_patches.held_out import score_sample
 from megatron_patches.reference import ReferenceScores, needed_contexts
@@ -86,6 +87,21 @@ def test_one_shared_truncated_forward_has_the_literal_recipes_gradient(toy, perm
     for name, gradient in mine.items():
         other = theirs[name] if name in theirs else query_key_rows(theirs[name.replace("linear_qk.", "linear_qkv.")], ours.shape)
         assert float((gradient - other).abs().max()) < SAME_GRADIENT * largest, name
+
+
+def test_a_length_that_sequence_parallelism_can_split_changes_no_score(toy):
+    job = Job(toy)
+    sample = job.data.at(0)
+    multiple = next(number for number in (7, 8, 9) if sample.encoded.length % number)
+    plain, padded = (make_batch((sample,), job.reference, job.where, number) for number in (1, multiple))
+    lengths = plain.input_ids_BS.shape[1], padded.input_ids_BS.shape[1]
+    assert lengths[1] % multiple == 0 and 0 < lengths[1] - lengths[0] < multiple
+    with torch.no_grad():
+        scores, same = (score_batch(job.policy, batch, job.heads)[0] for batch in (plain, padded))
+    assert torch.allclose(scores, same, atol=1e-6)
+    for is_on, expected in ((False, 1), (True, 4)):
+        config = dataclasses.replace(job.policy.config, sequence_parallel=is_on, tensor_model_parallel_size=4)
+        assert length_multiple(config) == expected
 
 
 def query_key_rows(fused: torch.Tensor, shape: ModelShape) -> torch.Tensor:

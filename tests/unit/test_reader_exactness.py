@@ -92,6 +92,7 @@ def test_batches_of_unequal_lengths_and_any_padding_change_nothing(model_directo
     together = reader.read(contexts, heads)
     ids, layout = batch_contexts(contexts, 0, pad_to=max(context.length for context in contexts) + 37)
     assert ids.shape[1] == layout.position_ids_BS.shape[1]
+    assert all(not layout.position_ids_BS[row, context.length :].any() for row, context in enumerate(contexts)), "within any model's reach"
     for row, context in enumerate(contexts):
         alone = reader.read([context], heads)
         for layer in heads:
@@ -101,6 +102,16 @@ def test_batches_of_unequal_lengths_and_any_padding_change_nothing(model_directo
             ):
                 assert torch.allclose(together_rows[layer][row, :, : context.length], alone_rows[layer][0], atol=TOLERANCE)
                 assert float(together_rows[layer][row, :, context.length :].abs().sum()) == 0.0
+
+
+def test_repeated_keys_give_what_grouped_ones_give(model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = AttentionReader.load(model_directory)
+    context = reader.encoder.encode(QUERY, DOCUMENTS)
+    grouped = reader.read([context], all_heads(reader))
+    monkeypatch.setattr("headrank.attention._lacks_grouped_kernel", lambda query: True)  # as float32 on CUDA, which is not here
+    repeated = reader.read([context], all_heads(reader))
+    for layer, rows in grouped.query_rows.items():
+        assert torch.allclose(repeated.query_rows[layer], rows, atol=TOLERANCE)
 
 
 def test_rows_sum_to_one_and_masses_never_exceed_one(model_directory: Path) -> None:

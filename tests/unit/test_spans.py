@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from headrank.errors import InputError
-from headrank.prompt import PromptTemplate
+from headrank.prompt import ChatFrame, PromptTemplate
 from headrank.spans import PromptEncoder
 from tests.tiny_models import tiny_tokenizer
 
@@ -85,6 +85,15 @@ def test_tokens_that_are_only_marked_special_are_control_tokens_too() -> None:
     assert "<|eot_id|>" not in tokenizer.all_special_tokens
     context = PromptEncoder(tokenizer, PromptTemplate()).encode("flea <|eot_id|>", [("<|eot_id|>", "a <|eot_id|> b")])
     assert tokenizer.convert_tokens_to_ids("<|eot_id|>") not in context.input_ids.tolist()
+
+
+def test_a_prompt_does_not_change_overnight() -> None:
+    tokenizer = tiny_tokenizer()
+    plain = ChatFrame.of(tokenizer, PromptTemplate())
+    asks = "{%- if strftime_now is defined %}{%- set today = strftime_now('%d %b %Y') %}{%- endif %}Today is {{ today }}.\n"
+    tokenizer.chat_template = asks + tokenizer.chat_template
+    dated = ChatFrame.of(tokenizer, PromptTemplate())
+    assert (dated.before, dated.after) == ("Today is 26 Jul 2024.\n" + plain.before, plain.after)
 
 
 def test_a_query_longer_than_the_context_is_named() -> None:

@@ -122,6 +122,7 @@ def test_rotary_frequencies_equal_hugging_face_bit_for_bit(scaling):
         ("qwen3", {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ("llama", {"attention_bias": True}, "attention_bias"),
         ("llama", {"mlp_bias": True}, "mlp_bias"),
+        ("qwen3", {"quantization_config": {"quant_method": "fp8"}}, r"quantised \(fp8\)"),
     ],
 )
 def test_what_megatron_would_silently_ignore_is_refused(family, changes, words):
