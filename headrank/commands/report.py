@@ -191,4 +191,5 @@ def _spec(table: str, name: str, *, by_group: bool = False, is_ablation: bool = 
         has_average=not is_ablation,
         has_success_rate=not is_ablation,
         source=f"the paper's {table}",
+        depths=tuple(dict.fromkeys(BENCHMARKS[column.benchmark].depth for column in columns)),
     )

@@ -57,15 +57,14 @@ class CellAnalyses:
 
     def promotions(self) -> dict[str, dict[str, tuple[float, float, float]]]:
         """model -> method -> (relevant rate, irrelevant rate, gap), every benchmark counting once."""
-        found: dict[str, dict[str, list[Promotion]]] = {}
+        found: dict[tuple[str, str], dict[str, list[Promotion]]] = {}
         for cell in self.cells:
-            found.setdefault(cell.model, {}).setdefault(cell.method, []).append(promotion(self.scores(cell)))
+            found.setdefault((cell.model, cell.method), {}).setdefault(cell.benchmark, []).append(promotion(self.scores(cell)))
         panels: dict[str, dict[str, tuple[float, float, float]]] = {}
-        for model, methods in found.items():
-            for method, counted in methods.items():
-                relevant, irrelevant, gap = mean_rates(counted)
-                if relevant is not None and irrelevant is not None and gap is not None:
-                    panels.setdefault(model, {})[method] = (relevant, irrelevant, gap)
+        for (model, method), benchmarks in found.items():
+            rates = mean_rates(benchmarks.values())
+            if rates is not None:
+                panels.setdefault(model, {})[method] = rates
         return panels
 
     def curves(self, model: str, benchmark: str) -> dict[str, PositionCurve]:
@@ -81,8 +80,8 @@ class CellAnalyses:
     def costs(self, measure: str) -> tuple[list[CostPoint], dict[str, float]]:
         """The rerankers' mean seconds a query and mean measure, and the first stage's mean measure by method.
 
-        Only over the benchmarks that *every* reranker has, so that no row gains by absence. The first stage has no point of its
-        own: nobody timed it here.
+        Only over the benchmarks that *every* reranker has, so that no row gains by absence, each counting once however many seeds
+        it has. The first stage has no point of its own: nobody timed it here.
         """
         rows: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
         for cell in self.cells:
@@ -92,8 +91,8 @@ class CellAnalyses:
         shared = set.intersection(*(set(found) for found in rows.values())) if rows else set()
         points = []
         for (model, method), found in rows.items() if shared else ():
-            pairs = [pair for name in sorted(shared) for pair in found[name]]
-            points.append(CostPoint(mean(pair[0] for pair in pairs), mean(pair[1] for pair in pairs), model, method))
+            seconds_a_query = mean(mean(pair[0] for pair in found[name]) for name in sorted(shared))
+            points.append(CostPoint(seconds_a_query, mean(mean(pair[1] for pair in found[name]) for name in sorted(shared)), model, method))
         first: dict[str, dict[str, float]] = {}
         for cell in self.first_stage:
             value = cell.value(measure)

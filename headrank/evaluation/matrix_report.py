@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from headrank.evaluation.cell_analyses import CellAnalyses, comparable_cells
@@ -61,18 +62,8 @@ def _tables(cells: Sequence[Cell], specs: Sequence[TableSpec], name: str, condit
         is_there = any(column.key in ours for column in spec.columns)
         has_rows = spec.methods is None or any(cell.method in spec.methods and "+" in cell.method for cell in cells)
         if is_there and has_rows:
-            table = build_table(spec, cells, with_published=with_published and condition[1] == "retriever")
-            tables.append(
-                Table(
-                    table.name + suffix,
-                    f"{table.title} ({name})",
-                    table.columns,
-                    table.rows,
-                    table.notes,
-                    table.has_average,
-                    table.has_success_rate,
-                )
-            )
+            table = build_table(spec, cells, depth=condition[0], with_published=with_published and condition[1] == "retriever")
+            tables.append(replace(table, name=table.name + suffix, title=f"{table.title} ({name})"))
     return tables
 
 

@@ -6,9 +6,11 @@ The paper's numbers arrive as data from the caller (``TableSpec.published``), so
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
 
 from headrank.baselines import METHODS
+from headrank.errors import InputError
 from headrank.evaluation.cells import Cell, method_name, method_order
 from headrank.evaluation.tables import Column, Row, Table, Value, short_measure
 
@@ -37,19 +39,21 @@ class TableSpec:
     published_success: Mapping[tuple[str, str], float] | None = None
     methods: tuple[str, ...] | None = None  # only these method names (ablation rows); None takes all
     source: str = "the paper"  # where the published numbers stand, with their conditions
+    depths: tuple[int, ...] = ()  # of the lists behind the published numbers; several where the table mixes them
     has_average: bool = True
     has_success_rate: bool = True
 
 
-def build_table(spec: TableSpec, cells: Sequence[Cell], *, with_published: bool = True) -> Table:
-    """One paper table from the cells of one condition; the paper's rows follow ours of the same model and method.
+def build_table(spec: TableSpec, cells: Sequence[Cell], *, depth: int = 0, with_published: bool = True) -> Table:
+    """One paper table from the cells of one condition; the paper's rows follow ours of the same model and method, and name their
+    depth where it is not ``depth``, that of our cells.
 
     Cells that differ only in their seed become one row with mean and deviation.
     """
     ours = _our_rows(cells, spec.columns, spec.methods)
-    paper = _paper_rows(spec) if with_published else []
+    paper = _paper_rows(spec, depth) if with_published else []
     rows = sorted([*ours, *paper], key=lambda row: _row_key(row, ours))
-    notes = (f"Rows marked (paper) are published numbers, not ours: {spec.source}.",) if paper else ()
+    notes = (f"Rows marked as the paper's are published numbers, not ours: {spec.source}.",) if paper else ()
     return Table(
         spec.name,
         spec.title,
@@ -77,7 +81,7 @@ def overview_table(cells: Sequence[Cell], title: str, name: str = "overview", me
 def _our_rows(cells: Iterable[Cell], columns: Sequence[Column], methods: tuple[str, ...] | None) -> list[Row]:
     """One row for each (model, method) that has at least one of the columns; seeds are averaged."""
     wanted = {column.key for column in columns}
-    numbers: dict[tuple[str, str], dict[tuple[str, str], list[float]]] = {}
+    found: dict[tuple[str, str], dict[tuple[str, str], list[Cell]]] = {}
     success: dict[tuple[str, str], list[float]] = {}
     for cell in cells:
         identity = (cell.model, cell.method)
@@ -85,18 +89,16 @@ def _our_rows(cells: Iterable[Cell], columns: Sequence[Column], methods: tuple[s
             continue
         for measure in cell.metrics["measures"]:
             if (cell.benchmark, measure) in wanted:
-                numbers.setdefault(identity, {}).setdefault((cell.benchmark, measure), []).append(
-                    100 * float(cell.metrics["measures"][measure])
-                )
-        if identity in numbers and cell.metrics.get("success_rate") is not None:
+                found.setdefault(identity, {}).setdefault((cell.benchmark, measure), []).append(cell)
+        if identity in found and cell.metrics.get("success_rate") is not None:
             success.setdefault(identity, []).append(100 * float(cell.metrics["success_rate"]))
     rows = []
-    for identity, values in numbers.items():
+    for identity, by_column in found.items():
         rates = success.get(identity)
         rows.append(
             Row(
                 *identity,
-                {key: Value.over_seeds(found) for key, found in values.items()},
+                {key: _over_seeds(seeds, key[1]) for key, seeds in by_column.items()},
                 success_rate=sum(rates) / len(rates) if rates else None,
                 competes=not _is_first_stage(identity[1]),
             )
@@ -104,13 +106,28 @@ def _our_rows(cells: Iterable[Cell], columns: Sequence[Column], methods: tuple[s
     return rows
 
 
-def _paper_rows(spec: TableSpec) -> list[Row]:
+def _over_seeds(cells: Sequence[Cell], measure: str) -> Value:
+    """Mean and deviation of one row's cells on one benchmark; cells that are not different seeds are refused, not averaged."""
+    for one, other in combinations(cells, 2):
+        seeds = one.metrics.get("seed"), other.metrics.get("seed")
+        if None in seeds or seeds[0] == seeds[1]:
+            row = f"{one.model} {method_name(one.method)}".strip()
+            raise InputError(
+                f"{one.path} and {other.path}: both are {row} on {one.benchmark}, and not of two seeds; "
+                "label one METHOD+VARIANT or move one away"
+            )
+    return Value.over_seeds([100 * float(cell.metrics["measures"][measure]) for cell in cells])
+
+
+def _paper_rows(spec: TableSpec, depth: int) -> list[Row]:
+    at = "" if spec.depths in ((), (depth,)) else "top " + " and ".join(map(str, spec.depths))
     values: dict[tuple[str, str], dict[tuple[str, str], Value]] = {}
     for entry in spec.published:
         values.setdefault((entry.model, entry.method), {})[entry.benchmark, entry.measure] = Value(entry.value)
     rates = spec.published_success or {}
     return [
-        Row(*identity, found, "paper", rates.get(identity), competes=not _is_first_stage(identity[1])) for identity, found in values.items()
+        Row(*identity, found, "paper", rates.get(identity), competes=not _is_first_stage(identity[1]), depth=at)
+        for identity, found in values.items()
     ]
 
 
@@ -141,7 +158,7 @@ def parameters_in_name(model: str) -> float | None:
 def _shown(row: Row) -> Row:
     """Names for people."""
     model = FIRST_STAGE if _is_first_stage(row.method) else row.model
-    return Row(model, method_name(row.method), row.values, row.source, row.success_rate, row.competes)
+    return replace(row, model=model, method=method_name(row.method))
 
 
 def _seed_note(rows: Sequence[Row]) -> tuple[str, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import mean
 
 from headrank.evaluation.cells import QueryScores
 from headrank.evaluation.homogenisation import RELEVANT_FROM, middle_zone
@@ -54,14 +55,15 @@ def promotion(rows: Sequence[QueryScores], *, relevant_from: int = RELEVANT_FROM
     return Promotion(*counts)
 
 
-def mean_rates(promotions: Sequence[Promotion]) -> tuple[float | None, float | None, float | None]:
-    """Relevant rate, irrelevant rate and gap averaged over benchmarks (each counts once), as the paper's figure does.
+def mean_rates(benchmarks: Iterable[Sequence[Promotion]]) -> tuple[float, float, float] | None:
+    """Relevant rate, irrelevant rate and gap: averaged over the seeds of each benchmark, then over benchmarks (each counts
+    once), as the paper's figure does.
 
-    Benchmarks that lack either kind of document are left out; None when nothing is left.
+    Seeds and benchmarks that lack either kind of document are left out; None when nothing is left.
     """
-    whole = [entry for entry in promotions if entry.selectivity_gap is not None]
-    if not whole:
-        return None, None, None
-    relevant = sum(entry.relevant_rate or 0.0 for entry in whole) / len(whole)
-    irrelevant = sum(entry.irrelevant_rate or 0.0 for entry in whole) / len(whole)
+    whole = [[entry for entry in seeds if entry.selectivity_gap is not None] for seeds in benchmarks]
+    if not any(whole):
+        return None
+    relevant = mean(mean(entry.relevant_rate or 0.0 for entry in seeds) for seeds in whole if seeds)
+    irrelevant = mean(mean(entry.irrelevant_rate or 0.0 for entry in seeds) for seeds in whole if seeds)
     return relevant, irrelevant, relevant - irrelevant

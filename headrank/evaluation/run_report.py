@@ -58,7 +58,17 @@ def _contests(report: RunReport) -> list[Contest]:
             contest = hold_contest(chosen, report.measure or leading_measure(chosen), report.challenger, report.settings)
             if contest is not None:
                 contests.append(contest)
+    _require_challenger(report.challenger, contests)
     return contests
+
+
+def _require_challenger(wanted: str | None, contests: Sequence[Contest]) -> None:
+    """Refuse a challenger that no contest has; contests that lack it are about their default row."""
+    if wanted is None or not contests:
+        return
+    if not any(wanted in (contest.challenger, contest.cells[contest.challenger].method) for contest in contests):
+        rows = dict.fromkeys(label for contest in contests for label in contest.cells)
+        raise InputError(f"--challenger {wanted!r} is not among the results: {', '.join(rows)}")
 
 
 def _outcome_blocks(report: RunReport, contests: Sequence[Contest]) -> list[Block]:

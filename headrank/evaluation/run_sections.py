@@ -14,7 +14,7 @@ from headrank.evaluation.homogenisation import mean_middle_zone_std, score_by_po
 from headrank.evaluation.page import Block, Bullets, Grid, Paragraph, Picture
 from headrank.evaluation.promotion import mean_rates, promotion
 from headrank.evaluation.training_curves import find_training_logs, read_training_log
-from headrank.evaluation.verdict import Contest, changes, condition_name, headline_opponents, row_key
+from headrank.evaluation.verdict import Contest, changes, condition_name, headline_opponents
 from headrank.heads import HeadSet
 
 
@@ -59,25 +59,22 @@ def _list_blocks(report: RunReport, contest: Contest, place: int) -> list[Block]
     from headrank.evaluation.figures import draw_position_curves, draw_promotion
 
     blocks: list[Block] = []
-    lists = {row_key(contest, label): cell.scores() for label, cell in contest.cells.items() if method_kind(cell.method) != "first-stage"}
-    attention = {key: rows for key, rows in lists.items() if rows and method_kind(key) == "attention"}
-    deviations = {key: value for key, rows in attention.items() if (value := mean_middle_zone_std(rows)) is not None}
+    methods = {label: cell.method for label, cell in contest.cells.items() if method_kind(cell.method) != "first-stage"}
+    lists = {label: contest.cells[label].scores() for label in methods}
+    attention = {label: rows for label, rows in lists.items() if rows and method_kind(methods[label]) == "attention"}
+    deviations = {label: value for label, rows in attention.items() if (value := mean_middle_zone_std(rows)) is not None}
     if deviations:
         caption = f"Homogenisation on {condition_name(contest)}: normalised middle-zone standard deviation (higher is better)"
-        blocks.append(Grid(caption, ("Method", "Std"), tuple((method_name(key), f"{value:.3f}") for key, value in deviations.items())))
-    rates = {}
-    for key, rows in lists.items():
-        relevant, irrelevant, gap = mean_rates([promotion(rows)])
-        if relevant is not None and irrelevant is not None and gap is not None:
-            rates[key] = (relevant, irrelevant, gap)
+        blocks.append(Grid(caption, ("Method", "Std"), tuple((label, f"{value:.3f}") for label, value in deviations.items())))
+    rates = {label: found for label, rows in lists.items() if (found := mean_rates([[promotion(rows)]])) is not None}
     if rates:
-        png, _ = draw_promotion({condition_name(contest): rates}, report.figures / f"promotion_{place}")
-        told = "; ".join(f"{method_name(key)} gap {100 * value[2]:+.1f} points" for key, value in rates.items())
+        png, _ = draw_promotion({condition_name(contest): rates}, report.figures / f"promotion_{place}", methods=methods)
+        told = "; ".join(f"{label} gap {100 * value[2]:+.1f} points" for label, value in rates.items())
         caption = "Middle-zone documents that reached the top quartile; the number is the selectivity gap in percentage points."
         blocks.append(Picture(png, f"Promotion rates: {told}.", caption))
-    curves = {key: curve for key, rows in attention.items() if (curve := score_by_position(rows)) is not None}
+    curves = {label: curve for label, rows in attention.items() if (curve := score_by_position(rows)) is not None}
     if curves:
-        png, _ = draw_position_curves(curves, report.figures / f"positions_{place}")
+        png, _ = draw_position_curves(curves, report.figures / f"positions_{place}", methods=methods)
         caption = "Score by position: where the relevant and the irrelevant line meet, scores are homogenised."
         blocks.append(Picture(png, "Mean normalised score at each place of the prompt.", caption))
     return blocks

@@ -60,11 +60,12 @@ class Row:
     source: Source = "ours"
     success_rate: float | None = None  # percent
     competes: bool = True
+    depth: str = ""  # 'top 40', where it is not the table's
 
     @property
     def label(self) -> str:
-        """The method's cell: the paper's numbers always say whose they are."""
-        return self.method if self.source == "ours" else f"{self.method} (paper)"
+        """The method's cell: the paper's numbers always say whose they are, and their depth where it is another."""
+        return self.method if self.source == "ours" else f"{self.method} ({', '.join(filter(None, ('paper', self.depth)))})"
 
 
 @dataclass(frozen=True)

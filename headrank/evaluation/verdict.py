@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headrank.errors import InputError
 from headrank.evaluation.cell_analyses import method_kind
 from headrank.evaluation.cells import Cell, method_name, method_order
 from headrank.evaluation.comparison import Comparison, Pairing, Settings, compare
@@ -37,12 +36,13 @@ class Contest:
 def label_cells(cells: Sequence[Cell]) -> dict[str, Cell]:
     """Short labels that tell the cells apart: the method alone, with the model or the seed where that is needed."""
     labelled: dict[str, Cell] = {}
-    names = [method_name(cell.method) for cell in cells]
-    for cell, name in zip(cells, names, strict=True):
-        label = name if names.count(name) == 1 or not cell.model else f"{name}, {cell.model}"
-        seed = cell.metrics.get("seed")
-        if label in labelled and seed is not None:
-            label = f"{label}, seed {seed}"
+    for cell in cells:
+        label, seed = method_name(cell.method), cell.metrics.get("seed")
+        twins = [other for other in cells if other.method == cell.method]
+        if len(twins) > 1 and cell.model:
+            label += f", {cell.model}"
+        if sum(other.model == cell.model for other in twins) > 1 and seed is not None:
+            label += f", seed {seed}"
         while label in labelled:
             label += "'"
         labelled[label] = cell
@@ -50,12 +50,10 @@ def label_cells(cells: Sequence[Cell]) -> dict[str, Cell]:
 
 
 def choose_challenger(cells: Mapping[str, Cell], wanted: str | None = None) -> str:
-    """The row the report is about: the one asked for by label or method, else plain HeadRank, else the last reranker."""
-    if wanted is not None:
-        for label, cell in cells.items():
-            if wanted in (label, cell.method):
-                return label
-        raise InputError(f"--challenger {wanted!r} is not among the results: {', '.join(cells)}")
+    """The row the report is about: the one wanted, by label or method, where it is there, else plain HeadRank, else the last reranker."""
+    for label, cell in cells.items():
+        if wanted in (label, cell.method):
+            return label
     ours = [label for label, cell in cells.items() if cell.method == "headrank"]
     variants = [label for label, cell in cells.items() if cell.method.startswith("headrank+")]
     return (ours or variants or list(cells))[-1]
@@ -155,10 +153,3 @@ def headline_opponents(contest: Contest) -> list[str]:
     rival = best_training_free(contest)
     own = [label for label in contest.opponents if contest.cells[label].method.startswith("headrank")]
     return list(dict.fromkeys([*first, *([rival] if rival else []), *own])) or contest.opponents[:1]
-
-
-def row_key(contest: Contest, label: str) -> str:
-    """A method name that is unique in the contest: the method, or 'method+model' where two models share it."""
-    cell = contest.cells[label]
-    twins = [other for other, rival in contest.cells.items() if rival.method == cell.method]
-    return cell.method if len(twins) == 1 else f"{cell.method.partition('+')[0]}+{label.partition(', ')[2] or label}"

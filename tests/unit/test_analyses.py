@@ -75,12 +75,14 @@ def test_lists_without_judgements_are_left_out_and_rates_are_then_unknown() -> N
     counted = promotion([make_list([1.0, 2, 3, 4])])
     assert counted.relevant_rate is None
     assert counted.selectivity_gap is None
-    assert mean_rates([counted]) == (None, None, None)
+    assert mean_rates([[counted]]) is None
 
 
 def test_mean_rates_give_every_benchmark_the_same_weight() -> None:
     small, large = Promotion(1, 1, 2, 1), Promotion(100, 0, 200, 20)
-    assert mean_rates([small, large]) == pytest.approx((0.5, 0.3, 0.2))
+    assert mean_rates([[small], [large]]) == pytest.approx((0.5, 0.3, 0.2))
+    assert mean_rates([[small] * 3, [large]]) == pytest.approx((0.5, 0.3, 0.2))  # three seeds are still one benchmark
+    assert mean_rates([[small, large], [large]]) == pytest.approx((0.25, 0.2, 0.05))
 
 
 def test_equal_scores_keep_the_retrievers_order() -> None:

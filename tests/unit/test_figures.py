@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from headrank.evaluation import figures
@@ -118,6 +119,29 @@ def test_a_long_model_name_fits_above_its_panel(name: str, kept: list[Figure]) -
     boxes = [axes.title.get_window_extent() if axes.title.get_text() else axes._left_title.get_window_extent() for axes in kept[0].axes[:2]]
     assert boxes[0].x1 < boxes[1].x0
     assert boxes[1].x1 <= kept[0].bbox.x1
+
+
+def test_the_band_is_named_for_the_prompt_which_need_not_follow_the_retriever(kept: list[Figure]) -> None:
+    shuffled = LIST | {"positions": [3, 8, 1, 6, 4, 7, 2, 5]}  # ranks 3-6, the middle zone, stand at 1, 6, 4 and 7
+    figures.draw_position_curves({"icr": score_by_position([parse_scores(shuffled, "test")])}, Path("x"))
+    (figure,) = kept
+    assert [text.get_text() for text in figure.legends[0].get_texts()][-1] == "middle of the prompt"
+    band = figure.axes[0].patches[0]
+    assert (band.get_x(), band.get_x() + band.get_width()) == (2.5, 6.5)
+
+
+def test_rows_known_by_label_keep_name_and_colour_of_their_own(kept: list[Figure]) -> None:
+    methods = {"HeadRank (trained), a": "headrank+trained", "HeadRank, trained": "headrank", "ICR": "icr"}
+    curve = score_by_position([parse_scores(LIST, "test")])
+    figures.draw_position_curves(dict.fromkeys(methods, curve), Path("x"), methods=methods)
+    figures.draw_promotion({"dl19": {label: (0.1 * place, 0, 0) for place, label in enumerate(methods, 1)}}, Path("x"), methods=methods)
+    positions, promotion = kept
+    names = ["ICR", "HeadRank\ntrained", "HeadRank (trained)\na"]
+    assert [axes.get_title(loc="left") for axes in positions.axes] == names
+    (axes,) = promotion.axes
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == names
+    assert [round(bar.get_height()) for bar in axes.patches[::2]] == [30, 20, 10]
+    assert to_hex(axes.patches[2].get_facecolor()) == style.method_style("headrank").colour.lower()
 
 
 def test_places_in_the_prompt_are_whole_numbers(kept: list[Figure]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from headrank.evaluation import figures
 from headrank.evaluation.cell_analyses import CellAnalyses
 from headrank.evaluation.cells import find_cells
 from headrank.evaluation.comparison import Settings
+from headrank.evaluation.homogenisation import mean_middle_zone_std
+from headrank.evaluation.promotion import promotion
 from headrank.evaluation.training_curves import read_training_log
 from headrank.evaluation.verdict import choose_challenger, hold_contest, label_cells, moved_most, verdict
 from headrank.heads import HeadSet
@@ -157,7 +161,44 @@ def test_conditions_never_share_a_table(tmp_path: Path, quick_figures: list[str]
     assert "ICR" in shuffled
     assert "BM25" in shuffled  # a first-stage run is the same in every order
     assert "HeadRank" not in shuffled
-    assert "(paper)" not in (folder / "report" / "tables" / "ndcg10_top_20_shuffled.md").read_text()
+    assert "(paper" not in (folder / "report" / "tables" / "ndcg10_top_20_shuffled.md").read_text()
+
+
+@pytest.mark.parametrize(("depth", "mark"), [(40, "(paper)"), (20, "(paper, top 40)")])
+def test_numbers_of_another_depth_say_so_in_the_papers_tables(depth: int, mark: str, tmp_path: Path, quick_figures: list[str]) -> None:
+    folder = make_matrix(tmp_path / "matrix", benchmarks=("dl19",), depth=depth)
+    main(["report", "--matrix", str(folder)])
+    table = (folder / "report" / "tables" / f"ndcg10_top_{depth}.md").read_text()
+    papers = [line.split("|")[2].strip() for line in table.splitlines() if line.startswith("|") and "(paper" in line]
+    assert "*HeadRank " + mark + "*" in papers
+    assert all(label.endswith(f" {mark}*") for label in papers)
+
+
+def test_a_copy_of_a_cell_is_not_taken_for_a_seed(tmp_path: Path, quick_figures: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_matrix(tmp_path / "matrix", benchmarks=("dl19",))
+    cell = next(cell.path for cell in find_cells(folder) if cell.method == "headrank")
+    shutil.copytree(cell, folder / "backup")
+    assert main(["report", "--matrix", str(folder)]) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith(f"headrank report: {folder / 'backup'} and {cell}: both are Qwen3-0.6B HeadRank on dl19")
+    assert len(error.splitlines()) == 1
+
+
+def test_rows_of_variants_models_and_seeds_keep_their_own_numbers(tmp_path: Path, quick_figures: list[str]) -> None:
+    for model, method, seed in itertools.product(("trained", "other"), ("headrank", "headrank+trained"), (1, 2)):
+        make_cell(tmp_path, model, method, "toy", seed=seed)
+    main(["report", "--run", str(tmp_path)])
+    cells = find_cells(tmp_path)
+    markdown = (tmp_path / "report" / "report.md").read_text()
+    table = markdown[markdown.index("| Method | Std |") :].split("\n\n")[0]
+    shown = dict(line.strip("| ").split(" | ") for line in table.splitlines()[2:])
+    assert shown == {label: f"{mean_middle_zone_std(cell.scores()):.3f}" for label, cell in label_cells(cells).items()}
+
+
+def test_labels_name_the_seed_of_every_row_that_has_others(tmp_path: Path) -> None:
+    for method, seed in (("headrank", 1), ("headrank", 2), ("headrank+trained", 1)):
+        make_cell(tmp_path, "m", method, "toy", seed=seed)
+    assert list(label_cells(find_cells(tmp_path))) == ["HeadRank, m, seed 1", "HeadRank, m, seed 2", "HeadRank (trained)"]
 
 
 def test_ablation_rows_make_the_ablation_table(tmp_path: Path, quick_figures: list[str]) -> None:
@@ -166,7 +207,7 @@ def test_ablation_rows_make_the_ablation_table(tmp_path: Path, quick_figures: li
     main(["report", "--matrix", str(folder)])
     table = (folder / "report" / "tables" / "ablation_top_20.md").read_text()
     assert "HeadRank (no-prox)" in table
-    assert "*HeadRank (no-prox) (paper)*" in table
+    assert "*HeadRank (no-prox) (paper, top 40 and 20)*" in table
     assert "ICR" not in table
 
 
@@ -261,6 +302,14 @@ def test_an_unknown_challenger_lists_the_rows(run_folder: Path, quick_figures: l
     assert "'best' is not among the results: BM25, ICR, CoRe, HeadRank" in capsys.readouterr().err
 
 
+def test_a_challenger_that_one_contest_lacks_is_replaced_there_by_the_default(run_folder: Path, quick_figures: list[str]) -> None:
+    for method in ("bm25", "core", "headrank"):
+        make_cell(run_folder, "Qwen3-0.6B" if method != "bm25" else "", method, "other")
+    assert main(["report", "--run", str(run_folder), "--challenger", "icr"]) == 0
+    contests = json.loads((run_folder / "report" / "report.json").read_text())["contests"]
+    assert {contest["benchmark"]: contest["challenger"] for contest in contests} == {"other": "HeadRank", "toy": "ICR"}
+
+
 def test_challenger_is_plain_headrank_before_its_variants(tmp_path: Path) -> None:
     for method in ("headrank", "headrank+control", "icr"):
         make_cell(tmp_path, "m", method, "toy")
@@ -293,6 +342,26 @@ def test_costs_count_only_benchmarks_that_every_reranker_has(tmp_path: Path) -> 
     on_dl19 = {cell.method: cell.value("nDCG@10") for cell in cells if cell.benchmark == "dl19"}
     assert {point.method: point.value for point in points} == {method: value for method, value in on_dl19.items() if method != "bm25"}
     assert levels == {"bm25": on_dl19["bm25"]}
+
+
+def test_promotion_and_costs_count_every_benchmark_once_however_many_seeds_it_has(tmp_path: Path) -> None:
+    for seed in (1, 2, 3):
+        make_cell(tmp_path, "m", "headrank", "dl19", seed=seed, seconds_per_query=float(seed))
+    make_cell(tmp_path, "m", "headrank", "nfcorpus", seed=1, seconds_per_query=10.0)
+    cells = find_cells(tmp_path)
+    ((point,), _), rates = CellAnalyses(cells).costs("nDCG@10"), CellAnalyses(cells).promotions()["m"]["headrank"]
+
+    def mean_of(values: dict[Path, float]) -> float:
+        dl19 = [value for path, value in values.items() if "dl19" in path.parts]
+        (nfcorpus,) = [value for path, value in values.items() if "nfcorpus" in path.parts]
+        return (sum(dl19) / 3 + nfcorpus) / 2
+
+    assert point.seconds == pytest.approx(6.0)
+    assert point.value == pytest.approx(mean_of({cell.path: cell.value("nDCG@10") for cell in cells}))
+    counted = {cell.path: promotion(cell.scores()) for cell in cells}
+    relevant = mean_of({path: entry.relevant_rate for path, entry in counted.items()})
+    irrelevant = mean_of({path: entry.irrelevant_rate for path, entry in counted.items()})
+    assert rates == pytest.approx((relevant, irrelevant, relevant - irrelevant))
 
 
 def test_heads_of_two_architectures_are_refused_before_anything_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

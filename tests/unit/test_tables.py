@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headrank.errors import InputError
 from headrank.evaluation.cells import Cell
 from headrank.evaluation.paper_tables import Published, TableSpec, build_table, overview_table, parameters_in_name
 from headrank.evaluation.table_text import latex_escape, to_csv, to_html, to_latex, to_markdown
@@ -98,6 +100,36 @@ def test_several_seeds_become_mean_and_deviation() -> None:
     assert "± is the standard deviation over seeds." in to_markdown(table)
     assert r"52.00$\pm$2.00" in to_latex(table)
     assert "dl19 nDCG@10 std" in to_csv(table)
+
+
+@pytest.mark.parametrize("seeds", [(None, None), (1, 1), (None, 1), (1, 2, 1)])
+def test_cells_that_are_no_different_seeds_are_not_averaged(seeds: tuple[int | None, ...]) -> None:
+    cells = [replace(cell("headrank", seed=seed), path=Path(f"run-{place}")) for place, seed in enumerate(seeds)]
+    with pytest.raises(InputError) as caught:
+        build_table(TableSpec("t", "t", COLUMNS), cells)
+    assert str(caught.value) == (
+        f"run-0 and run-{len(seeds) - 1}: both are Qwen3-0.6B HeadRank on dl19, and not of two seeds; "
+        "label one METHOD+VARIANT or move one away"
+    )
+    with pytest.raises(InputError, match="run-0 and run-"):
+        overview_table(cells, "ours")
+
+
+def test_one_row_may_have_its_measures_in_two_cells() -> None:
+    recall = Cell(Path("other"), {"model": "Qwen3-0.6B", "method": "icr", "benchmark": "dl19", "measures": {"R@5": 0.4}})
+    table = overview_table([cell("icr"), recall], "ours", measures=["nDCG@10", "R@5"])
+    assert [value.text for value in table.rows[0].values.values()] == ["50.00", "40.00"]
+
+
+@pytest.mark.parametrize(
+    ("depths", "depth", "mark"),
+    [((40,), 40, "(paper)"), ((40,), 20, "(paper, top 40)"), ((40, 20), 20, "(paper, top 40 and 20)"), ((20,), 0, "(paper, top 20)")],
+)
+def test_the_papers_rows_name_their_depth_where_it_is_not_the_tables(depths: tuple[int, ...], depth: int, mark: str) -> None:
+    table = build_table(replace(SPEC, depths=depths), CELLS, depth=depth)
+    assert [row[1] for row in rows_of(table)[1:]] == ["BM25", f"*BM25 {mark}*", "ICR", f"*ICR {mark}*", "HeadRank", f"*HeadRank {mark}*"]
+    assert rf"\textit{{ICR {mark}}}" in to_latex(table)
+    assert f"ICR {mark}</th>" in to_html(table)
 
 
 def test_success_rates_are_percentages_and_empty_where_there_is_no_format(table: Table) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,28 +18,28 @@ from headrank.evaluation.homogenisation import PositionCurve, middle_zone
 Rates = tuple[float, float, float]  # relevant rate, irrelevant rate, gap
 
 
-def draw_promotion(panels: Mapping[str, Mapping[str, Rates]], path: str | os.PathLike[str], note: str = "") -> list[Path]:
+def draw_promotion(
+    panels: Mapping[str, Mapping[str, Rates]], path: str | os.PathLike[str], note: str = "", methods: Mapping[str, str] | None = None
+) -> list[Path]:
     """A panel a model: for every method the promotion rate of relevant (filled) and irrelevant (hatched) middle-zone documents,
-    with the selectivity gap in percentage points above.
+    with the selectivity gap in percentage points above. ``methods`` gives the method of each row where rows are known by label.
     """
-    methods = sorted({method for panel in panels.values() for method in panel}, key=method_order)
+    rows = _rows((row for panel in panels.values() for row in panel), methods)
     with styled():
-        widest = max(0.4 + 0.72 * len(methods), *map(title_width, panels))
+        widest = max(0.4 + 0.72 * len(rows), *map(title_width, panels))
         figure = new_figure(max(WIDTH * 0.75, 0.9 + len(panels) * widest), 3.6)
         grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
         for axes, (model, panel) in zip(grid, panels.items(), strict=True):
-            for place, method in enumerate(methods):
-                if method not in panel:
+            for place, (row, (method, _)) in enumerate(rows.items()):
+                if row not in panel:
                     continue
-                relevant, irrelevant, gap = (100 * value for value in panel[method])
+                relevant, irrelevant, gap = (100 * value for value in panel[row])
                 colour = method_style(method).colour
                 axes.bar(place - 0.2, relevant, 0.38, color=colour, edgecolor=INK, linewidth=0.5)
                 axes.bar(place + 0.2, irrelevant, 0.38, color="white", edgecolor=colour, hatch="////", linewidth=1.0)
                 axes.text(place, max(relevant, irrelevant) + 1, f"{gap:+.1f}", ha="center", va="bottom", fontsize=8, fontweight="bold")
-            axes.set_xticks(
-                range(len(methods)), [method_name(method) for method in methods], rotation=25, ha="right", rotation_mode="anchor"
-            )
-            axes.set_xlim(-0.6, len(methods) - 0.4)
+            axes.set_xticks(range(len(rows)), [name for _, name in rows.values()], rotation=25, ha="right", rotation_mode="anchor")
+            axes.set_xlim(-0.6, len(rows) - 0.4)
             axes.margins(y=0.14)
             axes.grid(axis="y")
             axes.tick_params(axis="x", length=0)
@@ -50,20 +50,24 @@ def draw_promotion(panels: Mapping[str, Mapping[str, Rates]], path: str | os.Pat
         return save_figure(figure, path)
 
 
-def draw_position_curves(curves: Mapping[str, PositionCurve], path: str | os.PathLike[str], note: str = "") -> list[Path]:
+def draw_position_curves(
+    curves: Mapping[str, PositionCurve], path: str | os.PathLike[str], note: str = "", methods: Mapping[str, str] | None = None
+) -> list[Path]:
     """A small chart a method: mean normalised score at each place of the prompt, relevant and irrelevant documents apart.
+    ``methods`` gives the method of each row where rows are known by label.
 
-    The shaded band of places is the middle zone. Lines that lie on each other there are homogenisation.
+    The shaded band is the middle half of the prompt: the middle zone, where the prompt follows the retriever. Lines that lie on
+    each other there are homogenisation.
     """
-    methods = sorted(curves, key=method_order)
-    columns = min(3, max(len(methods), 1))
-    rows = -(-len(methods) // columns)
+    rows = _rows(curves, methods)
+    columns = min(3, max(len(rows), 1))
+    lines = -(-len(rows) // columns)
     with styled():
-        figure = new_figure(max(WIDTH * 0.8, 2.5 * columns), 1.0 + 2.1 * rows)  # the legend needs that width
-        grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-        for place, (axes, method) in enumerate(zip(grid.flat, methods, strict=False)):
-            axes.tick_params(labelbottom=place + columns >= len(methods))  # also where the row below is not full
-            curve, style = curves[method], method_style(method)
+        figure = new_figure(max(WIDTH * 0.85, 2.5 * columns), 1.0 + 2.1 * lines)  # the legend needs that width
+        grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
+        for place, (axes, (row, (method, name))) in enumerate(zip(grid.flat, rows.items(), strict=False)):
+            axes.tick_params(labelbottom=place + columns >= len(rows))  # also where the line below is not full
+            curve, style = curves[row], method_style(method)
             zone = curve.positions[middle_zone(curve.positions.tolist())]
             if len(zone):
                 axes.axvspan(zone[0] - 0.5, zone[-1] + 0.5, color=GRID, alpha=0.45, linewidth=0)
@@ -75,16 +79,25 @@ def draw_position_curves(curves: Mapping[str, PositionCurve], path: str | os.Pat
             axes.set_ylim(0, 1)
             axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
             axes.grid(axis="y")
-            axes.set_title(method_name(method), fontsize=9.5)
-        for axes in list(grid.flat)[len(methods) :]:
+            axes.set_title(name, fontsize=9.5)
+        for axes in list(grid.flat)[len(rows) :]:
             axes.set_visible(False)
         figure.supxlabel(f"place in the prompt{note}", fontsize=9)
         figure.supylabel("score, min-max per list", fontsize=9)
         keys = [Line2D([], [], color=INK), Line2D([], [], color=MUTED, linestyle="--", linewidth=1.3), Patch(color=GRID, alpha=0.45)]
         figure.legend(
-            keys, ["relevant (or all, where nothing is judged)", "irrelevant", "middle zone"], loc="outside upper center", ncols=3
+            keys, ["relevant (or all, where nothing is judged)", "irrelevant", "middle of the prompt"], loc="outside upper center", ncols=3
         )
         return save_figure(figure, path)
+
+
+def _rows(names: Iterable[str], methods: Mapping[str, str] | None) -> dict[str, tuple[str, str]]:
+    """Row -> (method, name for people) in the paper's order of methods; without ``methods`` the rows are methods themselves.
+
+    A label's model stands on a line of its own, or long names would touch their neighbours.
+    """
+    found = {row: (methods[row], row.replace(", ", "\n", 1)) if methods else (row, method_name(row)) for row in names}
+    return dict(sorted(found.items(), key=lambda item: method_order(item[1][0])))
 
 
 def _smooth(values: np.ndarray, width: int = 3) -> np.ndarray:
