@@ -90,7 +90,8 @@ def to_csv(table: Table) -> str:
     writer.writerow([*header, *(["success_rate"] if table.has_success_rate else [])])
     for row in table.completed_rows():
         values = [row.values.get(column.key) for column in table.all_columns]
-        line = [", ".join(filter(None, (row.source, row.depth))), row.model, row.method, *("" if value is None else f"{value.number:.{DECIMALS}f}" for value in values)]
+        source = f"{row.source} ({row.depth})" if row.depth else row.source
+        line = [source, row.model, row.method, *("" if value is None else f"{value.number:.{DECIMALS}f}" for value in values)]
         if has_deviation:
             line += ["" if value is None or value.deviation is None else f"{value.deviation:.{DECIMALS}f}" for value in values]
         if table.has_success_rate:

@@ -144,7 +144,7 @@ def test_matrix_tables_show_ours_beside_the_papers_and_leave_the_rest_empty(tmp_
     main(["report", "--matrix", str(folder)])
     rows = (folder / "report" / "tables" / "ndcg10_top_20.csv").read_text().splitlines()
     header = rows[0].split(",")
-    paper = next(dict(zip(header, row.split(","), strict=True)) for row in rows if row.startswith("paper,Qwen3-0.6B,HeadRank"))
+    paper = next(dict(zip(header, row.split(","), strict=True)) for row in rows if row.startswith("paper (top 40),Qwen3-0.6B,HeadRank"))
     ours = next(dict(zip(header, row.split(","), strict=True)) for row in rows if row.startswith("ours,Qwen3-0.6B,HeadRank"))
     assert (paper["dl19 nDCG@10"], paper["average nDCG@10"]) == ("59.93", "44.56")
     assert ours["dl20 nDCG@10"] == ours["average nDCG@10"] == ""
