@@ -71,20 +71,25 @@ def test_folders_made_for_a_file_go_with_it_when_writing_fails(tmp_path: Path) -
     assert (tmp_path / "kept").is_dir()
 
 
+def refused_on_a_full_disk(*words: str) -> str:
+    """What a command says that may write no file of more than 2,000 bytes."""
+    code = (
+        "import resource, sys\nfrom headrank.commands import main\nimport headrank.evaluation.figures\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\nsys.exit(main({list(words)!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert "cannot be written (File too large); make room" in done.stderr
+    return done.stderr
+
+
 def test_a_full_disk_is_one_line_and_leaves_the_old_files(tmp_path: Path) -> None:
     make_collection(tmp_path / "toy", {f"q{n}": [1, 0] for n in range(200)})
     target = tmp_path / "out" / "contexts.jsonl"
     target.parent.mkdir()
     target.write_text("old")
-    code = (
-        "import resource, sys\nfrom headrank.commands import main\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
-        f"sys.exit(main(['pairs', '--collection', {str(tmp_path / 'toy')!r}, '--output', {str(target.parent)!r}]))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.count("\n") == 1
-    assert "cannot be written (File too large); make room" in done.stderr
+    said = refused_on_a_full_disk("pairs", "--collection", str(tmp_path / "toy"), "--output", str(target.parent))
+    assert said.count("\n") == 1
     assert target.read_text() == "old"
     assert [entry.name for entry in target.parent.iterdir()] == ["contexts.jsonl"]
 
@@ -92,14 +97,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_files(tmp_path: Path) -> Non
 def test_a_full_disk_leaves_no_half_picture(tmp_path: Path) -> None:
     heads = tmp_path / "heads.json"
     make_heads((1, 2)).save(heads)
-    code = (
-        "import resource, sys\nfrom headrank.commands import main\nimport headrank.evaluation.figures\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
-        f"sys.exit(main(['report', '--heads', {str(heads)!r}, '--output', {str(tmp_path / 'out')!r}]))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 2, done.stderr
-    assert "cannot be written (File too large); make room" in done.stderr and "Traceback" not in done.stderr
+    assert "Traceback" not in refused_on_a_full_disk("report", "--heads", str(heads), "--output", str(tmp_path / "out"))
     assert not list(tmp_path.rglob("*.p[nd][gf]"))
 
 
