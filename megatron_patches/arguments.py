@@ -46,7 +46,7 @@ MEGATRON_FLAGS: dict[str, list[Flag]] = {
         _value("--exit-duration-in-mins", int, None, "Save and exit this many minutes after the start of the program."),
         _switch("--exit-signal-handler", "Save and exit on SIGTERM or SIGUSR1 (SLURM preemption)."),
         _value("--seed", int, 1234, "Seed of data order, permutations and random states."),
-        _switch("--recompute-activations", "Recompute each layer in the backward pass: less memory, about a quarter more time."),
+        _switch("--recompute-activations", "Recompute each layer in the backward pass: less memory, about a third more time."),
         _value(
             "--recompute-granularity",
             str,
