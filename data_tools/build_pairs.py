@@ -35,7 +35,7 @@ class PairSettings:
     random_pairs: bool = False
     max_pairs: int = 0
     sublists: int = 0
-    sublist_size: int = 20
+    sublist_size: tuple[int, int] = (20, 20)  # smallest, largest
     keep_full_list: bool = False
     seed: int = 0
 
@@ -44,8 +44,10 @@ class PairSettings:
             raise InputError(f"--depth {self.depth}: a pair needs at least two candidates")
         if self.judged_only and self.unjudged_as_zero:
             raise InputError("--judged-only leaves unjudged candidates out, --unjudged-as-zero keeps them; give one")
-        if self.sublists and self.sublist_size < 2:
-            raise InputError(f"--sublist-size {self.sublist_size}: a pair needs at least two candidates")
+        if self.sublists and self.sublist_size[0] < 2:
+            raise InputError(f"--sublist-size {self.sublist_size[0]}: a pair needs at least two candidates")
+        if self.sublist_size[0] > self.sublist_size[1]:
+            raise InputError(f"--sublist-size {self.sublist_size[0]}-{self.sublist_size[1]}: the smallest comes first")
         if self.max_pairs < 0 or self.sublists < 0:
             raise InputError("--max-pairs-per-query and --sublists cannot be negative")
         if self.sublists > MOST_SUBLISTS:
@@ -165,7 +167,7 @@ def _lists(name: str, grades: list[int | None], settings: PairSettings) -> Itera
     """The contexts of one query as (context id, indices into its candidates): the whole list, sub-lists, or both."""
     if not settings.sublists or settings.keep_full_list:
         yield name, range(len(grades))
-    if settings.sublists and not (settings.keep_full_list and len(grades) <= settings.sublist_size):
+    if settings.sublists and not (settings.keep_full_list and len(grades) <= settings.sublist_size[0]):
         rng = generator(settings.seed, "sublists", name)
         for number, members in enumerate(sample_sublists(grades, settings.sublists, settings.sublist_size, rng)):
             yield f"{name}/sublist-{number}", members.tolist()

@@ -76,21 +76,23 @@ def _even_quotas(counts: np.ndarray, total: int) -> np.ndarray:
     return quotas
 
 
-def sample_sublists(grades: Grades, count: int, size: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Up to ``count`` different sorted index lists of ``size`` documents, each with an adjacent pair among them.
+def sample_sublists(grades: Grades, count: int, sizes: tuple[int, int], rng: np.random.Generator) -> list[np.ndarray]:
+    """Up to ``count`` different sorted index lists of ``sizes`` (smallest, largest) documents, each with an adjacent pair among them.
 
-    A pair is drawn first and the other places are filled evenly from the rest of the list, so every list has something
-    to learn from. A list that is not longer than ``size`` gives itself; one without adjacent pairs gives nothing.
+    A length is drawn evenly, then a pair, and the other places are filled evenly from the rest of the list, so every list has
+    something to learn from. A list that is shorter than what is drawn gives itself; one without adjacent pairs gives nothing.
     """
+    smallest, largest = sizes
     pairs = adjacent_pairs(grades)
     if not len(pairs):
         return []
-    if len(grades) <= size:
+    if len(grades) <= smallest:
         return [np.arange(len(grades))]
     found: dict[bytes, np.ndarray] = {}
     for _ in range(4 * count):  # repeats are possible in short lists: a bounded number of tries
         if len(found) == count:
             break
+        size = min(smallest if smallest == largest else int(rng.integers(smallest, largest + 1)), len(grades))
         pair = pairs[rng.integers(len(pairs))]
         others = np.setdiff1d(np.arange(len(grades)), pair)
         chosen = np.sort(np.concatenate([pair, rng.choice(others, size - 2, replace=False)]))

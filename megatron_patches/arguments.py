@@ -199,6 +199,7 @@ HEADRANK_FLAGS: list[Flag] = [
     ),
     _value("--headrank-pairs-per-context", int, 16, "Pairs that share one forward; 1 is the paper's pair by pair."),
     _value("--headrank-permutations", int, 0, "Train on this many fixed shuffles of each list, up to 100; 0 keeps the retriever's order."),
+    _switch("--headrank-with-retriever-order", "With --headrank-permutations: take the retriever's order in turn with the shuffles."),
     _value("--headrank-loss", str, "headrank", "'ranknet' is the ablation 'w/ SFT': -log sigmoid alone.", choices=list(OBJECTIVES)),
     _value("--headrank-alpha", float, 0.05, "Weight alpha of the linear term; the paper's."),
     _value("--headrank-beta", float, 0.05, "Weight beta of the proximal term; the paper's. 0 is the ablation 'w/o L_prox'."),

@@ -56,6 +56,7 @@ class TrainingConfig:
     epoch_unit: str
     pairs_per_context: int
     permutations: int
+    with_retriever_order: bool
     seed: int
     tensor_parallel: int
     data_parallel: int
@@ -139,6 +140,7 @@ def config_from(args: argparse.Namespace, world_size: int) -> TrainingConfig:
         "epoch_unit": args.headrank_epoch_unit,
         "pairs_per_context": args.headrank_pairs_per_context,
         "permutations": args.headrank_permutations,
+        "with_retriever_order": args.headrank_with_retriever_order,
         "tensor_parallel": tensor_parallel,
         "data_parallel": data_parallel,
         "global_batch_size": global_batch,
@@ -206,6 +208,7 @@ def changed_fields(saved: Mapping[str, Any], config: TrainingConfig) -> list[str
         "epoch_unit",
         "pairs_per_context",
         "permutations",
+        "with_retriever_order",
         "seed",
         "global_batch_size",
         "loss",

@@ -94,6 +94,8 @@ def _contradictions(args: argparse.Namespace) -> list[tuple[bool, str]]:
          "contradict; give one")),
         (shortest is not None and args.lr_warmup_iters > shortest, (f"--lr-warmup-iters {args.lr_warmup_iters} is longer than the "
          f"{shortest} steps of --train-iters or --lr-decay-iters; lower it")),
+        (args.headrank_with_retriever_order and not args.headrank_permutations, ("--headrank-with-retriever-order goes with shuffles; add "
+         "--headrank-permutations N, without which the retriever's order is all there is")),
         (args.finetune and args.load is None and args.pretrained_checkpoint is None, ("--finetune needs weights to start from; "
          "add --load or --pretrained-checkpoint, or remove it")),
         (args.finetune and args.load is not None and args.pretrained_checkpoint is not None, ("--finetune starts from one checkpoint, but "

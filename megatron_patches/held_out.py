@@ -52,7 +52,7 @@ def preference_accuracy(scores: np.ndarray, pairs: np.ndarray) -> float:
 
 def held_out_samples(held_out: TrainingSet, limit: int | None) -> list[Sample]:
     """Every held-out context with all its pairs, in one order: the first shuffle where there are any, else the retriever's."""
-    permutation = held_out.permutation_ids[0]
+    permutation = next((number for number in held_out.permutation_ids if number), 0)
     count = held_out.num_contexts if limit is None else min(limit, held_out.num_contexts)
     return [held_out.whole_context(context, permutation) for context in range(count)]
 

@@ -65,7 +65,16 @@ def open_training_set(config: TrainingConfig, shape: ModelShape, heads: HeadSet,
     The tokens are kept in the directory or, where a rank finds that it cannot be written, below --save for all ranks.
     """
     encoder = PromptEncoder(_tokenizer(config), heads.prompt, config.seq_length or shape.max_positions)
-    opened = partial(TrainingSet, directory, encoder, config.pairs_per_context, config.seed, config.permutations, epoch=config.epoch_unit)
+    opened = partial(
+        TrainingSet,
+        directory,
+        encoder,
+        config.pairs_per_context,
+        config.seed,
+        config.permutations,
+        epoch=config.epoch_unit,
+        with_retriever_order=config.with_retriever_order,
+    )
     try:
         return _on_every_rank(opened)
     except UnwritableCache as refusal:

@@ -43,7 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--sublists", type=int, default=0, metavar="N", help="N random sub-lists of each query's candidates instead of the whole list"
     )
-    group.add_argument("--sublist-size", type=positive_int, default=20, metavar="M", help="documents of a sub-list (default 20)")
+    group.add_argument(
+        "--sublist-size",
+        type=_size_range,
+        default=(20, 20),
+        metavar="M[-N]",
+        help="documents of a sub-list (default 20); 8-24 draws a length for each, so that no place in the prompt is always the last",
+    )
     group.add_argument("--compare-paper", action="store_true", help="say how far the counts are from the paper's training set")
     group.add_argument("--keep-full-list", action="store_true", help="with --sublists: the whole list as well")
     shown = parser.add_argument_group("showing a sample")
@@ -51,6 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown.add_argument("--model", metavar="M", default="embedded", help="with --show: whose tokenizer counts the tokens")
     shown.add_argument("--words", type=positive_int, default=40, metavar="N", help="with --show: words shown of each document (default 40)")
     add_prompt_arguments(parser)
+
+
+def _size_range(text: str) -> tuple[int, int]:
+    """M or M-N as (smallest, largest)."""
+    smallest, dash, largest = text.partition("-")
+    return positive_int(smallest), positive_int(largest if dash else smallest)
 
 
 def _add_input_arguments(parser: argparse.ArgumentParser) -> None:

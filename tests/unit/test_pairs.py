@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,18 +78,24 @@ def test_random_pairs_reach_gaps_that_adjacent_pairs_discard() -> None:
 
 
 @BOUNDED
-@given(grades=grade_lists, count=st.integers(1, 4), size=st.integers(2, 12), seed=st.integers(0, 5))
+@given(grades=grade_lists, count=st.integers(1, 4), size=st.integers(2, 12), more=st.integers(0, 5), seed=st.integers(0, 5))
 def test_every_sublist_has_an_adjacent_pair_and_keeps_the_retrievers_order(
-    grades: list[int | None], count: int, size: int, seed: int
+    grades: list[int | None], count: int, size: int, more: int, seed: int
 ) -> None:
-    sublists = sample_sublists(grades, count, size, generator(seed))
+    sublists = sample_sublists(grades, count, (size, size + more), generator(seed))
     assert len(sublists) <= count
     assert bool(sublists) == bool(len(adjacent_pairs(grades)))
     for members in sublists:
-        assert len(members) == min(size, len(grades))
+        assert min(size, len(grades)) <= len(members) <= min(size + more, len(grades))
         assert (np.diff(members) > 0).all()
         assert len(adjacent_pairs([grades[i] for i in members]))
     assert len({tuple(members) for members in sublists}) == len(sublists)
+
+
+def test_a_range_of_lengths_is_drawn_evenly() -> None:
+    lengths = Counter(len(members) for members in sample_sublists([1, 0] * 20, 900, (8, 10), generator(0)))
+    assert sorted(lengths) == [8, 9, 10]
+    assert min(lengths.values()) > 240  # 300 each on average; a deviation is 14
 
 
 GRADES = {"q1": [1, 0, None, 3, 2], "q2": [0, 0, 2], "q3": [None, None], "q4": [0, 1, 1]}
@@ -120,7 +127,7 @@ def test_files_hold_contexts_in_retriever_order_and_their_pairs(collection: Coll
 
 def test_the_same_input_and_seed_give_the_same_bytes_and_another_seed_does_not(collection: Collection, tmp_path: Path) -> None:
     def built(name: str, **changes: int) -> list[bytes]:
-        build_pairs([collection], tmp_path / name, PairSettings(max_pairs=2, sublists=2, sublist_size=3, **changes))
+        build_pairs([collection], tmp_path / name, PairSettings(max_pairs=2, sublists=2, sublist_size=(3, 3), **changes))
         return [(tmp_path / name / file).read_bytes() for file in ("contexts.jsonl", "pairs.jsonl")]
 
     assert built("a") == built("b")
@@ -144,7 +151,7 @@ def test_judged_only_leaves_the_others_out_and_changes_no_pair(collection: Colle
 
 
 def test_a_sublist_context_keeps_the_original_ranks(collection: Collection, tmp_path: Path) -> None:
-    build_pairs([collection], tmp_path / "out", PairSettings(sublists=3, sublist_size=3, keep_full_list=True))
+    build_pairs([collection], tmp_path / "out", PairSettings(sublists=3, sublist_size=(3, 3), keep_full_list=True))
     contexts = list(iterate_contexts(tmp_path / "out" / "contexts.jsonl"))
     assert sum("sublist" not in context.context_id for context in contexts) == 2
     for context in contexts:
@@ -165,9 +172,17 @@ def test_held_out_queries_are_left_out_and_an_unknown_one_is_an_error(collection
 
 
 @pytest.mark.parametrize(
-    "changes", [{"depth": 1}, {"sublists": -1}, {"max_pairs": -1}, {"sublists": 2, "sublist_size": 1}, {"sublists": 10**12}]
+    "changes",
+    [
+        {"depth": 1},
+        {"sublists": -1},
+        {"max_pairs": -1},
+        {"sublists": 2, "sublist_size": (1, 3)},
+        {"sublist_size": (9, 3)},
+        {"sublists": 10**12},
+    ],
 )
-def test_numbers_out_of_range_are_refused(changes: dict[str, int]) -> None:
+def test_numbers_out_of_range_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="--"):
         PairSettings(**changes)
 

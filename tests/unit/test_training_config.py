@@ -56,6 +56,7 @@ def config(*flags: str, world_size: int = 1):
         (["--finetune", "--load", "run", "--save", "./other/../run/"], 1, "another --save"),
         (["--finetune", "--load", "run", "--pretrained-checkpoint", "base"], 1, "--load run and --pretrained-checkpoint base are given"),
         (["--headrank-permutations", "-1"], 1, "--headrank-permutations -1 must be from 0 to 100"),
+        (["--headrank-with-retriever-order"], 1, "--headrank-with-retriever-order goes with shuffles; add --headrank-permutations"),
         (["--headrank-permutations", "101"], 1, "--headrank-permutations 101 must be from 0 to 100: each is another order"),
         (["--override-opt-param-scheduler", "--use-checkpoint-opt-param-scheduler"], 1, "give one"),
     ],
@@ -107,6 +108,7 @@ def test_what_looks_alike_but_is_meant_is_accepted(tmp_path):
     assert config("--lr-warmup-iters", "4", "--train-iters", "4").schedule.lr_warmup_iters == 4
     assert config("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1").recompute
     assert config("--headrank-permutations", "100", "--wandb-project", "").permutations == 100
+    assert config("--headrank-permutations", "2", "--headrank-with-retriever-order").with_retriever_order
 
 
 @pytest.mark.parametrize("missing", ["--headrank-model", "--headrank-heads", "--train-data-path", "--lr"])

@@ -10,6 +10,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from headrank.errors import InputError
 from headrank.formats import write_jsonl
 from headrank.prompt import PromptTemplate
 from headrank.spans import PromptEncoder
+from megatron_patches.held_out import held_out_samples
 from tests.tiny_models import tiny_tokenizer
 from tests.toy_collections import GRADES, write_training_files
 
@@ -109,6 +111,14 @@ def test_samples_describe_the_list_in_prompt_order(folder: Path, encoder: Prompt
             for field in dataclasses.fields(expected):
                 if field.name != "input_ids":
                     assert getattr(sample.encoded, field.name) == getattr(expected, field.name)
+
+
+@pytest.mark.parametrize(("options", "order"), [({}, 0), ({"permutations": 2}, 1), ({"permutations": 2, "with_retriever_order": True}, 1)])
+def test_held_out_lists_are_read_in_their_first_shuffle_where_there_is_one(
+    folder: Path, encoder: PromptEncoder, options: dict[str, Any], order: int
+) -> None:
+    samples = held_out_samples(TrainingSet(folder, encoder, **options), limit=None)
+    assert [sample.permutation for sample in samples] == [order] * len(GRADES)
 
 
 def test_a_reversed_template_puts_the_best_document_last(folder: Path) -> None:
