@@ -12,14 +12,16 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 MODEL=${MODEL:-embedded}
 TRAIN=${TRAIN:-}                               # collection folders to train on, separated by spaces
-TRAIN_QUERIES=${TRAIN_QUERIES:-docs/results/train.qids}
+TRAIN_QUERIES=${TRAIN_QUERIES:-}               # file of query ids to train on; empty: all judged ones
 EVAL=${EVAL:-}                                 # NAME=FOLDER of every test collection, separated by spaces
 SAMPLES=${SAMPLES:-docs/results/samples}       # SAMPLES/NAME.qids restricts a test collection to these queries, where there is one
 OUTPUT=${OUTPUT:-runs/results}
 SEEDS=${SEEDS:-1 2 3}
 DEPTHS=${DEPTHS:-20 40}
 ORDERS=${ORDERS:-retriever shuffled}
-MAX_WORDS=${MAX_WORDS:-64}                     # words of a document in every prompt
+MAX_WORDS=${MAX_WORDS:-64}                     # words of a document in a prompt
+WORDS=${WORDS:-hotpotqa100=300 noveleval=300}  # NAME=N: another number for a test collection, whose documents would be cut in half
+DTYPE=${DTYPE:-bfloat16}                       # of training and reranking; float32 where the processor has no bfloat16 products
 QUERY_ROWS=${QUERY_ROWS:-query}
 NEEDLES=${NEEDLES:-20}
 RANKGPT=${RANKGPT:-dl19}                       # test collection on which RankGPT writes its rankings, on SAMPLES/rankgpt.qids
@@ -27,12 +29,16 @@ PHASES=${PHASES:-heads train evaluate rankgpt report}
 # Heads come from the embedded collection: the judged lists of TREC DL are too noisy to rank heads by (docs/results.md).
 export SELECT_ON=${SELECT_ON:-examples/collection} DEPTH=${DEPTH:-12} # candidates in a list for head selection
 export SELECT_FLAGS=${SELECT_FLAGS:---only examples/collection/train.qids --no-retriever-order --prune 0.3}
-export PAIRS_FLAGS=${PAIRS_FLAGS:---depth 100 --unjudged-as-zero --sublists 3 --sublist-size 12} # training lists, drawn from the top 100
-export PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-1e-4} EPOCHS=${EPOCHS:-1}
-export GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-1} NPROC=${NPROC:-1} SAVE_INTERVAL=${SAVE_INTERVAL:-20} PYTHON=${PYTHON:-python} DRY_RUN=${DRY_RUN:-0}
+export PAIRS_FLAGS=${PAIRS_FLAGS:---depth 100 --unjudged-as-zero --sublists 3 --sublist-size 8-16} # training lists, drawn from the top 100
+export PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-1e-4} EPOCHS=${EPOCHS:-1} PAIRS_PER_CONTEXT=${PAIRS_PER_CONTEXT:-64}
+export GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-1} NPROC=${NPROC:-1} SAVE_INTERVAL=${SAVE_INTERVAL:-50} PYTHON=${PYTHON:-python} DRY_RUN=${DRY_RUN:-0}
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" STATISTICS=${STATISTICS:-$OUTPUT/head-statistics}
 HEADRANK=("$PYTHON" -m headrank)
 PROMPT=(--query-rows "$QUERY_ROWS" --max-words "$MAX_WORDS")
+
+case $DTYPE in bfloat16) FLAGS=(--bf16) ;; float32) FLAGS=() ;; *) stop "DTYPE '$DTYPE' is neither bfloat16 nor float32" ;; esac
+((!PERMUTATIONS)) || FLAGS+=(--headrank-with-retriever-order) # lists come in the retriever's order and shuffled, as in the tests
+FLAGS+=(--lr-decay-style cosine --lr-warmup-iters 6)
 
 wants() { [[ " $PHASES " == *" $1 "* ]]; }
 
@@ -66,21 +72,23 @@ if wants train; then # the seeds share pairs, heads and the frozen model's score
     for seed in "${seeds[@]}"; do
         echo "== seed $seed"
         MODEL=$MODEL COLLECTION=$TRAIN TRAIN_QUERIES=$TRAIN_QUERIES OUTPUT=$OUTPUT/seed-$seed SEED=$seed SELECT_FLAGS="${PROMPT[*]} $SELECT_FLAGS" \
-            HEADS=$heads launch/pipeline.sh --headrank-reference-cache "$cache" --lr-decay-style cosine --lr-warmup-iters 6 "$@"
+            HEADS=$heads launch/pipeline.sh --headrank-reference-cache "$cache" "${FLAGS[@]}" "$@"
     done
 fi
 
 # cells MODEL METHODS... -- HEADS...: what is not done of one model, all its attention methods read off one forward
 cells() {
-    local model=$1 methods=() entry name only; shift
+    local model=$1 methods=() entry name only words; shift
     while [[ $1 != -- ]]; do methods+=("$1"); shift; done; shift
     for entry in "${tests[@]}"; do
-        name=${entry%%=*} only=()
+        name=${entry%%=*} only=() words=$MAX_WORDS
+        [[ " $WORDS " != *" $name="* ]] || { words=" $WORDS" && words=${words#*" $name="} && words=${words%% *}; }
         [[ ! -f $SAMPLES/$name.qids ]] || only=(--only "$SAMPLES/$name.qids")
         local measures=()
         [[ $name != hotpotqa* ]] || measures=(--measures R@2 R@5 nDCG@10)
         run "${HEADRANK[@]}" benchmark run --models "$model" --methods "${methods[@]}" --benchmarks "$entry" --heads "$@" --depths "${depths[@]}" \
-            --orders "${orders[@]}" "${PROMPT[@]}" "${only[@]}" "${measures[@]}" --share-forward --output "$OUTPUT/matrix"
+            --orders "${orders[@]}" "${PROMPT[@]:0:2}" --max-words "$words" --dtype "$DTYPE" "${only[@]}" "${measures[@]}" --share-forward \
+            --output "$OUTPUT/matrix"
     done
 }
 
