@@ -6,7 +6,8 @@
 #
 # EVAL are folders, not NAME=FOLDER. HEADS is refused: every variant selects its own. For TREC DL with the embedded model first export the
 # settings of launch/results.sh: TRAIN_QUERIES, SELECT_ON, DEPTH, SELECT_FLAGS (and in it --query-rows query --max-words 64), PAIRS_FLAGS,
-# PERMUTATIONS, LR, EPOCHS, GLOBAL_BATCH_SIZE; and give its --lr-decay-style cosine --lr-warmup-iters 6.
+# PERMUTATIONS, LR, EPOCHS, PAIRS_PER_CONTEXT, GLOBAL_BATCH_SIZE; and give its --bf16 --headrank-with-retriever-order --lr-decay-style cosine
+# --lr-warmup-iters 6.
 #
 # Rows beside the paper's: 'untrained' reads the same heads in the model before training, 'control' reads the final heads in it: what
 # re-selection finds without training. Each is measured in the retriever's order and shuffled, because position is a trap.

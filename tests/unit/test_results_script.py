@@ -67,6 +67,22 @@ def test_all_methods_heads_come_from_one_selection_that_training_and_reselection
     assert config_from(parse_arguments(train), world_size=1).heads == str(out / "heads.entropy.json")
 
 
+def test_training_lists_come_in_the_orders_that_are_tested(tmp_path: Path) -> None:
+    def trained(**variables: str) -> tuple[int, bool, bool]:
+        words = next(words[1:] for words in commands(tmp_path, PHASES="train", **variables) if words[0] == "train")
+        config = config_from(parse_arguments(words), world_size=1)
+        return config.permutations, config.with_retriever_order, config.bf16
+
+    assert trained() == (1, True, True)
+    assert trained(PERMUTATIONS="0", DTYPE="float32") == (0, False, False)
+
+
+def test_a_collection_of_long_documents_has_words_of_its_own(tmp_path: Path) -> None:
+    seen = commands(tmp_path, PHASES="evaluate", EVAL="dl19=x long=y longer=z", WORDS="longer=300 long=99")
+    words = {args.benchmarks[0]: args.max_words for args in (build_verb_parser("benchmark").parse_args(cell[1:]) for cell in seen)}
+    assert words == {"dl19=x": "64", "long=y": "99", "longer=z": "300"}
+
+
 def test_the_control_reads_the_heads_of_every_seed_in_the_base_model(tmp_path: Path) -> None:
     base = next(words for words in commands(tmp_path, PHASES="evaluate") if "base=embedded" in words)
     for seed in (1, 2):
