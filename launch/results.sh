@@ -20,7 +20,7 @@ SEEDS=${SEEDS:-1 2 3}
 DEPTHS=${DEPTHS:-20 40}
 ORDERS=${ORDERS:-retriever shuffled}
 MAX_WORDS=${MAX_WORDS:-64}                     # words of a document in a prompt
-WORDS=${WORDS:-hotpotqa100=300 noveleval=300}  # NAME=N: another number for a test collection, whose documents would be cut in half
+WORDS=${WORDS:-hotpotqa100=80 noveleval=128}   # NAME=N: another number for a test collection whose documents are longer
 DTYPE=${DTYPE:-bfloat16}                       # of training and reranking; float32 where the processor has no bfloat16 products
 QUERY_ROWS=${QUERY_ROWS:-query}
 NEEDLES=${NEEDLES:-20}
