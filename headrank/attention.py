@@ -65,6 +65,8 @@ def batch_contexts(
         ids[index, : context.length] = context.input_ids
         positions[index, : context.length] = np.arange(context.length)  # padding stays at 0: never beyond the model's positions
         positions[index, end_of_query : context.length] -= context.query_length
+        for (_, end), gap in zip(context.document_spans, context.position_gaps, strict=False):  # no gaps at all but in training
+            positions[index, end : context.length] += gap
         first, last = context.query_rows
         rows[index] = first
         rows[index, : last - first] = np.arange(first, last)

@@ -33,6 +33,7 @@ class EncodedContext:
     calibration_rows: Span  # the same rows of the calibration branch, absolute indices
     document_spans: tuple[Span, ...]
     is_shortened: bool = False
+    position_gaps: tuple[int, ...] = ()  # positions left empty after each document; only in training, see data_tools/position_gaps.py
     document_texts: tuple[str, ...] = ()  # as they stand in the prompt; only when asked for with keep_text
     token_offsets: tuple[np.ndarray, ...] = ()  # [tokens, 2] characters within its document text; only with keep_text
 

@@ -199,6 +199,13 @@ HEADRANK_FLAGS: list[Flag] = [
     ),
     _value("--headrank-pairs-per-context", int, 16, "Pairs that share one forward; 1 is the paper's pair by pair."),
     _value("--headrank-permutations", int, 0, "Train on this many fixed shuffles of each list, up to 100; 0 keeps the retriever's order."),
+    _value(
+        "--headrank-position-span",
+        int,
+        None,
+        "Move the documents of every training list apart by empty positions, up to this many in all: distances of a long prompt at "
+        "the cost of a short one. By default they stand close.",
+    ),
     _switch("--headrank-with-retriever-order", "With --headrank-permutations: take the retriever's order in turn with the shuffles."),
     _value("--headrank-loss", str, "headrank", "'ranknet' is the ablation 'w/ SFT': -log sigmoid alone.", choices=list(OBJECTIVES)),
     _value("--headrank-alpha", float, 0.05, "Weight alpha of the linear term; the paper's."),

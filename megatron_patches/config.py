@@ -57,6 +57,7 @@ class TrainingConfig:
     pairs_per_context: int
     permutations: int
     with_retriever_order: bool
+    position_span: int | None
     seed: int
     tensor_parallel: int
     data_parallel: int
@@ -141,6 +142,7 @@ def config_from(args: argparse.Namespace, world_size: int) -> TrainingConfig:
         "pairs_per_context": args.headrank_pairs_per_context,
         "permutations": args.headrank_permutations,
         "with_retriever_order": args.headrank_with_retriever_order,
+        "position_span": args.headrank_position_span,
         "tensor_parallel": tensor_parallel,
         "data_parallel": data_parallel,
         "global_batch_size": global_batch,
@@ -209,6 +211,7 @@ def changed_fields(saved: Mapping[str, Any], config: TrainingConfig) -> list[str
         "pairs_per_context",
         "permutations",
         "with_retriever_order",
+        "position_span",
         "seed",
         "global_batch_size",
         "loss",

@@ -27,7 +27,7 @@ _RANGES: list[tuple[Callable[[float], bool], str, tuple[str, ...]]] = [
         "train_iters", "train_samples", "save_interval", "eval_interval", "eval_iters", "exit_interval", "exit_duration_in_mins",
         "log_interval", "tensorboard_log_interval", "seq_length", "micro_batch_size", "global_batch_size", "tensor_model_parallel_size",
         "lr", "lr_decay_iters", "adam_eps", "headrank_pairs_per_context", "headrank_max_nan_steps", "headrank_temperature",
-        "headrank_score_scale")),
+        "headrank_score_scale", "headrank_position_span")),
     (lambda value: value >= 0, "must not be below 0", (
         "seed", "min_lr", "lr_warmup_iters", "lr_warmup_init", "weight_decay", "clip_grad", "num_workers", "headrank_keep_checkpoints",
         "headrank_alpha", "headrank_beta", "headrank_gamma", "headrank_eta", "headrank_margin")),

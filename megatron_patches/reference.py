@@ -65,7 +65,8 @@ def reference_key(model_directory: str, heads: HeadSet, training_set: TrainingSe
         while block := stream.read(1 << 20):
             contexts.update(block)
     encoder = training_set.encoder
-    return {
+    spread = {} if training_set.position_span is None else {"position_span": training_set.position_span}
+    return spread | {
         "model": model_fingerprint(model_directory),
         "heads": sorted(list(head) for head in heads.heads),
         "prompt": encoder.template.hash,
