@@ -65,8 +65,7 @@ def reference_key(model_directory: str, heads: HeadSet, training_set: TrainingSe
         while block := stream.read(1 << 20):
             contexts.update(block)
     encoder = training_set.encoder
-    spread = {} if training_set.position_span is None else {"position_span": training_set.position_span}
-    return spread | {
+    return {
         "model": model_fingerprint(model_directory),
         "heads": sorted(list(head) for head in heads.heads),
         "prompt": encoder.template.hash,
@@ -75,6 +74,7 @@ def reference_key(model_directory: str, heads: HeadSet, training_set: TrainingSe
         "data": contexts.hexdigest()[:16],
         "max_length": encoder.max_length,
         "precision": precision,
+        "position_span": training_set.position_span,
     }
 
 

@@ -178,11 +178,12 @@ def test_the_fingerprint_changes_with_any_block_and_any_name(tmp_path):
     assert model_fingerprint(tmp_path) != before
 
 
-def key_of(folder: Path, tokenizer: object) -> dict:
+def key_of(folder: Path, tokenizer: object, **options: int) -> dict:
     """The key of scores that a model in folder/model, which has no tokenizer of its own, gives with this tokenizer."""
     (folder / "model").mkdir(exist_ok=True)
     heads = HeadSet(((1, 2),), "headrank", "tiny", 4, 8)
-    return reference_key(str(folder / "model"), heads, TrainingSet(folder, PromptEncoder(tokenizer, PromptTemplate())), "fp32")
+    lists = TrainingSet(folder, PromptEncoder(tokenizer, PromptTemplate()), **options)
+    return reference_key(str(folder / "model"), heads, lists, "fp32")
 
 
 def test_another_tokenizer_or_chat_template_is_another_key_whatever_the_models_directory_holds(tmp_path):
@@ -196,6 +197,16 @@ def test_another_tokenizer_or_chat_template_is_another_key_whatever_the_models_d
     for tokenizer, words in ((other, "another tokenizer;"), (framed, "another chat_frame;")):
         with pytest.raises(InputError, match=words):
             ReferenceScores(tmp_path / "r.jsonl", key_of(tmp_path, tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [({}, {"position_span": 900}), ({"position_span": 900}, {}), ({"position_span": 900}, {"position_span": 800})]
+)
+def test_lists_spread_otherwise_have_scores_of_their_own(tmp_path, before, after):
+    write_training_files(tmp_path)
+    ReferenceScores(tmp_path / "r.jsonl", key_of(tmp_path, tiny_tokenizer(), **before)).compute(SAMPLES, score)
+    with pytest.raises(InputError, match="another position_span"):
+        ReferenceScores(tmp_path / "r.jsonl", key_of(tmp_path, tiny_tokenizer(), **after))
 
 
 def test_scores_from_before_the_tokenizer_was_in_the_key_are_refused(tmp_path):
