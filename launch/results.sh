@@ -4,6 +4,7 @@
 #   TRAIN="dl21 dl23-llmjudge" EVAL="dl19=DIR nfcorpus=DIR ..." OUTPUT=runs/results launch/results.sh [flags for pretrain_headrank.py]
 #   PHASES="heads train" ... launch/results.sh  # some of: heads train evaluate rankgpt report (the default: all, in this order)
 #
+# Training has two stages: short lists as they are, then new ones whose documents are spread over the positions of a long prompt (SPAN).
 # Everything resumes: stop it at any time and start it again. Settings were chosen with launch/tune.sh on VALID_QUERIES, which are
 # training queries; the test collections are read by 'evaluate' and 'rankgpt' only.
 set -euo pipefail
@@ -30,6 +31,8 @@ PHASES=${PHASES:-heads train evaluate rankgpt report}
 export SELECT_ON=${SELECT_ON:-examples/collection} DEPTH=${DEPTH:-12} # candidates in a list for head selection
 export SELECT_FLAGS=${SELECT_FLAGS:---only examples/collection/train.qids --no-retriever-order --prune 0.3}
 export PAIRS_FLAGS=${PAIRS_FLAGS:---depth 100 --unjudged-as-zero --sublists 3 --sublist-size 8-16} # training lists, drawn from the top 100
+SPAN=${SPAN-5000}                              # positions of the second stage; empty: there is none
+SPREAD_PAIRS_FLAGS=${SPREAD_PAIRS_FLAGS:---depth 100 --unjudged-as-zero --sublists 1 --sublist-size 8-16 --seed 1} # its training lists
 export PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-1e-4} EPOCHS=${EPOCHS:-1} PAIRS_PER_CONTEXT=${PAIRS_PER_CONTEXT:-64}
 export GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-1} NPROC=${NPROC:-1} SAVE_INTERVAL=${SAVE_INTERVAL:-50} PYTHON=${PYTHON:-python} DRY_RUN=${DRY_RUN:-0}
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" STATISTICS=${STATISTICS:-$OUTPUT/head-statistics}
@@ -39,6 +42,8 @@ PROMPT=(--query-rows "$QUERY_ROWS" --max-words "$MAX_WORDS")
 case $DTYPE in bfloat16) FLAGS=(--bf16) ;; float32) FLAGS=() ;; *) stop "DTYPE '$DTYPE' is neither bfloat16 nor float32" ;; esac
 ((!PERMUTATIONS)) || FLAGS+=(--headrank-with-retriever-order) # lists come in the retriever's order and shuffled, as in the tests
 FLAGS+=(--lr-decay-style cosine --lr-warmup-iters 6)
+
+LAST=${SPAN:+-spread} # what the name of the last stage's folder ends with
 
 wants() { [[ " $PHASES " == *" $1 "* ]]; }
 
@@ -67,12 +72,19 @@ if wants heads; then # every method's as its own paper has it, off the same forw
         --needles "$NEEDLES" "${PROMPT[@]}" --output "$OUTPUT/heads.niah.json"
 fi
 
-if wants train; then # the seeds share pairs, heads and the frozen model's scores in all but name
-    cache=$OUTPUT/reference_scores.jsonl heads=$OUTPUT/heads.entropy.json
+# stage SEED MODEL OUTPUT [flags]: one training of the heads that all seeds share
+stage() {
+    local seed=$1 model=$2 output=$3 heads=$OUTPUT/heads.entropy.json; shift 3
+    MODEL=$model COLLECTION=$TRAIN TRAIN_QUERIES=$TRAIN_QUERIES OUTPUT=$output SEED=$seed SELECT_FLAGS="${PROMPT[*]} $SELECT_FLAGS" \
+        HEADS=$heads launch/pipeline.sh "${FLAGS[@]}" "$@"
+}
+
+if wants train; then # the seeds share pairs, heads and, in the first stage, the frozen model's scores in all but name
     for seed in "${seeds[@]}"; do
         echo "== seed $seed"
-        MODEL=$MODEL COLLECTION=$TRAIN TRAIN_QUERIES=$TRAIN_QUERIES OUTPUT=$OUTPUT/seed-$seed SEED=$seed SELECT_FLAGS="${PROMPT[*]} $SELECT_FLAGS" \
-            HEADS=$heads launch/pipeline.sh --headrank-reference-cache "$cache" "${FLAGS[@]}" "$@"
+        stage "$seed" "$MODEL" "$OUTPUT/seed-$seed" --headrank-reference-cache "$OUTPUT/reference_scores.jsonl" "$@"
+        [[ -z $SPAN ]] || PAIRS_FLAGS=$SPREAD_PAIRS_FLAGS stage "$seed" "$OUTPUT/seed-$seed/round-1/hf" "$OUTPUT/seed-$seed-spread" \
+            --headrank-position-span "$SPAN" "$@"
     done
 fi
 
@@ -96,11 +108,11 @@ if wants evaluate; then
     methods=(bm25 icr core qr niah headrank+untrained)
     heads=("core=$OUTPUT/heads.core.json" "qr=$OUTPUT/heads.qr.json" "niah=$OUTPUT/heads.niah.json" "headrank+untrained=$OUTPUT/heads.entropy.json")
     for seed in "${seeds[@]}"; do
-        methods+=("headrank+control-$seed") heads+=("headrank+control-$seed=$OUTPUT/seed-$seed/round-1/heads.json")
+        methods+=("headrank+control-$seed") heads+=("headrank+control-$seed=$OUTPUT/seed-$seed$LAST/round-1/heads.json")
     done
     cells "base=$MODEL" "${methods[@]}" -- "${heads[@]}"
     for seed in "${seeds[@]}"; do
-        here=$OUTPUT/seed-$seed
+        here=$OUTPUT/seed-$seed$LAST
         cells "trained@$seed=$here/round-1/hf" headrank+trained headrank -- "headrank+trained=$OUTPUT/heads.entropy.json" "headrank=$here/round-1/heads.json"
     done
 fi

@@ -36,11 +36,12 @@ def test_every_command_of_the_study_is_accepted_by_its_parser(tmp_path: Path) ->
         if verb == "train":
             config = config_from(parse_arguments(words), world_size=1)
             assert config.schedule.lr_warmup_iters == 5
-            assert config.reference_cache == str(tmp_path / "out" / "reference_scores.jsonl"), "computed once, for all seeds"
+            if config.position_span is None:
+                assert config.reference_cache == str(tmp_path / "out" / "reference_scores.jsonl"), "computed once, for all seeds"
         else:
             build_verb_parser(verb).parse_args(words)
     verbs = [words[0] for words in seen]
-    assert verbs.count("train") == 2 and verbs.count("benchmark") == 2 * (1 + 2) + 1 and verbs[-1] == "report"
+    assert verbs.count("train") == 2 * 2 and verbs.count("benchmark") == 2 * (1 + 2) + 1 and verbs[-1] == "report"
 
 
 def test_a_phase_that_does_not_exist_is_refused(tmp_path: Path) -> None:
@@ -58,8 +59,9 @@ def test_training_never_sees_a_test_collection(tmp_path: Path) -> None:
 def test_all_methods_heads_come_from_one_selection_that_training_and_reselection_repeat(tmp_path: Path) -> None:
     out = tmp_path / "out"
     seen = commands(tmp_path, PHASES="heads train", SEEDS="1", SELECT_ON="c d", SELECT_FLAGS="--prune 0.3")
-    chosen, again = (words for words in seen if words[0] == "select-heads" and "niah" not in words)
-    for words in (chosen, again):
+    chosen, *again = (words for words in seen if words[0] == "select-heads" and "niah" not in words)
+    assert len(again) == 2, "after each stage"
+    for words in (chosen, *again):
         args = build_verb_parser("select-heads").parse_args(words[1:])
         assert (args.collection, args.contexts, args.prune, args.max_words) == (["c", "d"], None, 0.3, 64)
     assert build_verb_parser("select-heads").parse_args(chosen[1:]).method == ["entropy", "core", "qr"]
@@ -77,6 +79,20 @@ def test_training_lists_come_in_the_orders_that_are_tested(tmp_path: Path) -> No
     assert trained(PERMUTATIONS="0", DTYPE="float32") == (0, False, False)
 
 
+def test_the_second_stage_spreads_new_lists_and_trains_the_first_stages_model(tmp_path: Path) -> None:
+    def trained(**variables: str) -> list[list[str]]:
+        return [words[1:] for words in commands(tmp_path, PHASES="train", SEEDS="2", **variables) if words[0] == "train"]
+
+    first, second = (config_from(parse_arguments(words), world_size=1) for words in trained())
+    out = str(tmp_path / "out")
+    assert (first.position_span, first.model, first.train_data) == (None, "embedded", f"{out}/seed-2/pairs")
+    assert (second.position_span, second.model, second.train_data) == (5000, f"{out}/seed-2/round-1/hf", f"{out}/seed-2-spread/pairs")
+    assert (first.heads, first.seed) == (second.heads, second.seed)
+    assert len(trained(SPAN="")) == 1
+    base = next(words for words in commands(tmp_path, PHASES="evaluate", SPAN="") if "base=embedded" in words)
+    assert f"headrank+control-1={out}/seed-1/round-1/heads.json" in base
+
+
 def test_a_collection_of_long_documents_has_words_of_its_own(tmp_path: Path) -> None:
     seen = commands(tmp_path, PHASES="evaluate", EVAL="dl19=x long=y longer=z", WORDS="longer=300 long=99")
     words = {args.benchmarks[0]: args.max_words for args in (build_verb_parser("benchmark").parse_args(cell[1:]) for cell in seen)}
@@ -86,5 +102,5 @@ def test_a_collection_of_long_documents_has_words_of_its_own(tmp_path: Path) -> 
 def test_the_control_reads_the_heads_of_every_seed_in_the_base_model(tmp_path: Path) -> None:
     base = next(words for words in commands(tmp_path, PHASES="evaluate") if "base=embedded" in words)
     for seed in (1, 2):
-        assert f"headrank+control-{seed}={tmp_path / 'out'}/seed-{seed}/round-1/heads.json" in base
+        assert f"headrank+control-{seed}={tmp_path / 'out'}/seed-{seed}-spread/round-1/heads.json" in base
     assert "--share-forward" in base
