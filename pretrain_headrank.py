@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     """Check everything that can be checked cheaply, then build and train."""
     started = time.monotonic()
     from megatron_patches import device
-    from megatron_patches.config import check_heads, check_network_flags, config_from
+    from megatron_patches.config import check_heads, check_network_flags, check_position_span, config_from
     from megatron_patches.config_checks import check_machine, check_outputs
     from megatron_patches.layer_spec import has_transformer_engine
     from megatron_patches.run_setup import load_heads, prepare_run, resolve_model
@@ -63,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     config = resolve_model(config)
     shape = ModelShape.from_hf(config.model)
     check_network_flags(args, shape)
+    check_position_span(config, shape)
     heads = load_heads(config, shape)
     check_heads(heads, shape, config)
     check_outputs(args, is_writer=rank == 0)

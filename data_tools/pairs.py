@@ -92,6 +92,7 @@ def sample_sublists(grades: Grades, count: int, sizes: tuple[int, int], rng: np.
     for _ in range(4 * count):  # repeats are possible in short lists: a bounded number of tries
         if len(found) == count:
             break
+        # nothing is drawn for one length, so that a seed gives the lists that it always gave
         size = min(smallest if smallest == largest else int(rng.integers(smallest, largest + 1)), len(grades))
         pair = pairs[rng.integers(len(pairs))]
         others = np.setdiff1d(np.arange(len(grades)), pair)

@@ -190,6 +190,12 @@ def check_network_flags(args: argparse.Namespace, shape: ModelShape) -> None:
             )
 
 
+def check_position_span(config: TrainingConfig, shape: ModelShape) -> None:
+    """Refuse to spread lists over positions that the model does not have."""
+    if config.position_span is not None and config.position_span > shape.max_positions:
+        raise InputError(f"--headrank-position-span {config.position_span}: the model has {shape.max_positions} positions; lower it")
+
+
 def check_heads(heads: HeadSet, shape: ModelShape, config: TrainingConfig) -> None:
     """Refuse heads of another model, heads outside it, and a tensor-parallel size that cuts a key-value group."""
     if (heads.num_layers, heads.num_heads) != (shape.layers, shape.heads):

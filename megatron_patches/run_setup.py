@@ -118,8 +118,6 @@ def _tokenizer(config: TrainingConfig) -> Any:
 def prepare_run(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> tuple[Run, Iterator[Batch]]:
     """Build or resume a run; afterwards only the loop is left."""
     config = resolve_start(config)
-    if (config.position_span or 0) > shape.max_positions:
-        raise InputError(f"--headrank-position-span {config.position_span}: the model has {shape.max_positions} positions; lower it")
     data = open_training_set(config, shape, heads, config.train_data, config.position_span)
     held_out = _held_out(config, shape, heads, data)
     config = config.with_length(len(data))

@@ -10,7 +10,7 @@ import pytest
 from headrank.errors import InputError
 from headrank.heads import HeadSet
 from megatron_patches.arguments import HEADRANK_FLAGS, MEGATRON_FLAGS, NETWORK_FLAGS, build_parser, parse_arguments
-from megatron_patches.config import changed_fields, check_heads, check_network_flags, config_from
+from megatron_patches.config import changed_fields, check_heads, check_network_flags, check_position_span, config_from
 from megatron_patches.config_checks import check_machine
 from megatron_patches.shape import ModelShape
 from tests.tiny_models import tiny_config
@@ -137,6 +137,14 @@ def test_the_scale_of_scores_has_a_default_for_each_rule():
 
 def shape_of_tiny_qwen() -> ModelShape:
     return ModelShape.from_hf(tiny_config("qwen3"))
+
+
+def test_lists_are_spread_over_positions_that_the_model_has():
+    shape = shape_of_tiny_qwen()  # 2,048 positions
+    for flags in ([], ["--headrank-position-span", "2048"]):
+        check_position_span(config(*flags), shape)
+    with pytest.raises(InputError, match="--headrank-position-span 2049: the model has 2048 positions; lower it"):
+        check_position_span(config("--headrank-position-span", "2049"), shape)
 
 
 def test_heads_of_another_model_are_refused():
