@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from headrank.errors import InputError
 
-QUERY_ROWS = ("query", "instruction")
+QUERY_ROWS = ("query", "query-suffix", "instruction")
 ORDERS = ("retriever", "reversed")
 _SENTINEL = "\u2063headrank-content\u2063"
 _FIXED_DATE = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}"  # the date that Llama 3's own template has without a clock
@@ -24,15 +24,15 @@ _FIXED_DATE = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}"  # the
 class PromptTemplate:
     """The layout of ICR and CoRe with its switches.
 
-    ``query_rows`` says which rows are I_q of Eq. 1: the query's own tokens, or everything from the late instruction to
-    the end of the chat suffix (as ICR and QR do). ``order`` is the order of the documents in the prompt.
+    ``query_rows`` says which rows are I_q of Eq. 1: the query's own tokens, those and the chat suffix (its tokens have seen the
+    whole query), or everything from the late instruction to the end (as ICR and QR do). ``order`` is that of the documents.
     """
 
     opening: str = " Here are some paragraphs:\n\n"
     instruction: str = "Please find information that are relevant to the following query in the paragraphs above.\n\nQuery: "
     calibration_query: str = "N/A"
     max_words: int = 300
-    query_rows: Literal["query", "instruction"] = "query"
+    query_rows: Literal["query", "query-suffix", "instruction"] = "query"
     order: Literal["retriever", "reversed"] = "retriever"
     use_chat_template: bool = True
 

@@ -111,9 +111,8 @@ class PromptEncoder:
         texts = [f"{instruction}{query}{self.frame.after}" for query in cleaned]
         branches = []
         for query, (ids, offsets) in zip(cleaned, self._tokenise(texts), strict=True):
-            rows = (0, len(ids))
-            if self.template.query_rows == "query":
-                rows = _tokens_in(offsets, len(instruction), len(instruction) + len(query))
+            first, last = _tokens_in(offsets, len(instruction), len(instruction) + len(query))
+            rows = {"query": (first, last), "query-suffix": (first, len(ids)), "instruction": (0, len(ids))}[self.template.query_rows]
             branches.append((ids, rows))
         return branches
 

@@ -44,7 +44,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Switches of the prompt; what is not given keeps the value of heads.json or the default."""
     group = parser.add_argument_group("prompt")
-    group.add_argument("--query-rows", choices=QUERY_ROWS, help="rows of I_q: the query's own tokens, or late instruction through suffix")
+    group.add_argument(
+        "--query-rows",
+        choices=QUERY_ROWS,
+        help="rows of I_q: the query's own tokens, those and the chat suffix, or late instruction through suffix",
+    )
     group.add_argument("--order", choices=ORDERS, help="document order in the prompt: retriever (best first) or reversed (best last)")
     group.add_argument("--max-words", type=int, metavar="N", help="words kept of each document (default 300)")
     return group

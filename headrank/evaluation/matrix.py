@@ -26,6 +26,7 @@ from headrank.evaluation.measures import evaluate_run, measure_name
 from headrank.evaluation.metrics_file import META, read_facts, write_metrics
 from headrank.files import file_sha256
 from headrank.formats import Collection, read_json, read_qrels, read_run, write_json, write_jsonl, write_run
+from headrank.prompt import QUERY_ROWS
 
 _log = logging.getLogger(__name__)
 SETTINGS = "cell.json"
@@ -77,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--batch-size", "queries a forward"),
     ):
         how.add_argument(flag, help=f"passed to 'headrank rerank': {meaning}")
-    how.add_argument("--query-rows", choices=["query", "instruction"], help="passed to 'headrank rerank'")
+    how.add_argument("--query-rows", choices=QUERY_ROWS, help="passed to 'headrank rerank'")
     how.add_argument("--max-words", help="passed to 'headrank rerank'")
     how.add_argument("--api-base", metavar="URL", help="rankgpt through an OpenAI-compatible endpoint")
 

@@ -11,6 +11,7 @@ from headrank.evaluation.cell_analyses import CellAnalyses, comparable_cells
 from headrank.evaluation.cells import Cell, conditions, method_name
 from headrank.evaluation.page import Block, Page, Paragraph, Picture
 from headrank.evaluation.paper_tables import TableSpec, build_table, overview_table, parameters_in_name
+from headrank.evaluation.pooled_tests import paired_test_grids
 from headrank.evaluation.table_text import to_csv, to_latex, to_markdown
 from headrank.evaluation.tables import Table
 from headrank.formats import atomic_write
@@ -31,6 +32,7 @@ def write_matrix_report(cells: Sequence[Cell], output: Path, specs: Sequence[Tab
         for table in tables:
             written += write_table(table, output / "tables")
         page.add(f"Tables, {name}", list(tables))
+        page.add(f"Tests, {name}", list(paired_test_grids(chosen)))
         page.add(f"Analyses, {name}", _analysis_blocks(CellAnalyses(chosen), output / "figures", name))
     if not page.sections:
         page.add("Nothing to compare", [Paragraph("Only first-stage runs were found; run at least one reranking method.")])

@@ -10,7 +10,7 @@ import torch
 
 from headrank.attention import batch_contexts
 from headrank.heads import HeadSet
-from headrank.prompt import PromptTemplate
+from headrank.prompt import QUERY_ROWS, PromptTemplate
 from headrank.reader import AttentionReader
 from headrank.reranker import HeadRankReranker
 from headrank.scores import entropy, sum_over_documents
@@ -36,7 +36,7 @@ def all_heads(reader: AttentionReader) -> dict[int, list[int]]:
     return {layer: list(range(reader.num_heads)) for layer in range(reader.num_layers)}
 
 
-@pytest.mark.parametrize("query_rows", ["query", "instruction"])
+@pytest.mark.parametrize("query_rows", QUERY_ROWS)
 def test_masses_scores_and_entropies_equal_two_eager_passes(model_directory: Path, query_rows: str) -> None:
     reader = AttentionReader.load(model_directory, prompt=PromptTemplate(query_rows=query_rows))
     context = reader.encoder.encode(QUERY, DOCUMENTS)

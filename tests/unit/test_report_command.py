@@ -153,6 +153,12 @@ def test_matrix_tables_show_ours_beside_the_papers_and_leave_the_rest_empty(tmp_
     assert "paper" not in (folder / "report" / "tables" / "ndcg10_top_20.csv").read_text()
 
 
+def test_the_matrix_page_tests_every_row_against_the_first_stage(tmp_path: Path, quick_figures: list[str]) -> None:
+    folder = make_matrix(tmp_path / "matrix")
+    assert main(["report", "--matrix", str(folder)]) == 0
+    assert "against BM25" in (folder / "report" / "report.md").read_text()
+
+
 def test_conditions_never_share_a_table(tmp_path: Path, quick_figures: list[str]) -> None:
     folder = make_matrix(tmp_path / "matrix", benchmarks=("dl19",))
     make_cell(folder, "Qwen3-0.6B", "icr", "dl19", order="shuffled")

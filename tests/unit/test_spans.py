@@ -38,11 +38,14 @@ def test_document_spans_decode_to_the_documents(documents: list[tuple[str, str]]
         assert len(offsets) == end - start
 
 
-def test_the_query_rows_are_the_query_or_everything_after_the_documents() -> None:
+def test_the_query_rows_are_the_query_it_and_the_suffix_or_everything_after_the_documents() -> None:
     documents = [("", "one"), ("", "two")]
     context = PromptEncoder(TOKENIZER, PromptTemplate()).encode("how long does a flea live", documents)
     assert decode(context.input_ids[slice(*context.query_rows)]).strip() == "how long does a flea live"
     assert decode(context.input_ids[slice(*context.calibration_rows)]).strip() == "N/A"
+    longer = PromptEncoder(TOKENIZER, PromptTemplate(query_rows="query-suffix")).encode("how long does a flea live", documents)
+    assert decode(longer.input_ids[slice(*longer.query_rows)]).strip() == "how long does a flea live<|im_end|>\n<|im_start|>assistant"
+    assert decode(longer.input_ids[slice(*longer.calibration_rows)]).strip() == "N/A<|im_end|>\n<|im_start|>assistant"
     wide = PromptEncoder(TOKENIZER, PromptTemplate(query_rows="instruction")).encode("how long does a flea live", documents)
     assert decode(wide.input_ids[slice(*wide.query_rows)]).startswith("Please find information")
     assert decode(wide.input_ids[slice(*wide.query_rows)]).endswith("<|im_start|>assistant\n")
@@ -108,8 +111,9 @@ def test_words_beyond_the_limit_and_extra_white_space_are_dropped() -> None:
 
 def test_the_hash_changes_with_every_switch() -> None:
     base = PromptTemplate()
-    variants = [PromptTemplate(query_rows="instruction"), PromptTemplate(order="reversed"), PromptTemplate(max_words=100)]
-    assert len({template.hash for template in [base, *variants]}) == 4
+    variants = [PromptTemplate(query_rows="query-suffix"), PromptTemplate(query_rows="instruction")]
+    variants += [PromptTemplate(order="reversed"), PromptTemplate(max_words=100)]
+    assert len({template.hash for template in [base, *variants]}) == 5
     assert PromptTemplate.from_dict(base.to_dict()).hash == base.hash
 
 
