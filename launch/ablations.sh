@@ -10,7 +10,7 @@
 # --lr-warmup-iters 6.
 #
 # Rows beside the paper's: 'untrained' reads the same heads in the model before training, 'control' reads the final heads in it: what
-# re-selection finds without training. Each is measured in the retriever's order and shuffled, because position is a trap.
+# re-selection finds without training (with RESELECT=0 both would be one row: 'untrained'). Each is measured in the retriever's order and shuffled, because position is a trap.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . launch/common.sh
@@ -21,7 +21,8 @@ EVAL=${EVAL:-$COLLECTION}                # collections to measure on, separated 
 EVAL_QUERIES=${EVAL_QUERIES:-${HELD_OUT:-}} # file of query ids, when EVAL is the training collection
 OUTPUT=${OUTPUT:-runs/ablations}
 EVAL_DEPTH=${EVAL_DEPTH:-20}
-SHUFFLE=${SHUFFLE:-1}                    # seed of the shuffled measurement; empty: none
+DTYPE=${DTYPE:-}                         # of reranking: float32, bfloat16, float16; empty: what 'headrank rerank' takes by itself
+SHUFFLE=${SHUFFLE-1}                     # seed of the shuffled measurement; empty: none
 KEEP_CHECKPOINTS=${KEEP_CHECKPOINTS:-0}    # 1 keeps every variant's checkpoints after its export
 VARIANTS=${VARIANTS:-full sft all-heads no-gate no-alps no-omega no-prox}
 PYTHON=${PYTHON:-python}
@@ -56,6 +57,7 @@ measure() { # NAME COLLECTION SOURCE flags of 'headrank rerank': again only when
     for order in retriever ${SHUFFLE:+shuffled}; do
         local output; output="$OUTPUT/runs/$(basename "$folder")/$order/$name.txt"
         local flags=(--collection "$folder" --depth "$EVAL_DEPTH" --output "$output" --tag "$name")
+        [[ -z $DTYPE ]] || flags+=(--dtype "$DTYPE")
         [[ -z $EVAL_QUERIES ]] || flags+=(--only "$EVAL_QUERIES")
         [[ $order == retriever ]] || flags+=(--shuffle "$SHUFFLE")
         once "$output" "$(newest "$source" "$EVAL_QUERIES")" "$PYTHON" -m headrank rerank "$@" "${flags[@]}"
@@ -74,7 +76,9 @@ done
 for folder in "${folders[@]}"; do
     RUNS=()
     if [[ " ${names[*]} " == *" full "* ]]; then
-        for row in "untrained=$OUTPUT/full/heads.json" "control=$OUTPUT/full/round-${ROUNDS:-1}/heads.json"; do
+        untrained=("untrained=$OUTPUT/full/heads.json")
+        ((!${RESELECT:-1})) || untrained+=("control=$OUTPUT/full/round-${ROUNDS:-1}/heads.json")
+        for row in "${untrained[@]}"; do
             measure "${row%%=*}" "$folder" "${row#*=}" --model "$MODEL" --heads "${row#*=}"
         done
     fi

@@ -4,7 +4,7 @@
 #   TRAIN="dl21 dl23-llmjudge" EVAL="dl19=DIR nfcorpus=DIR ..." OUTPUT=runs/results launch/results.sh [flags for pretrain_headrank.py]
 #   PHASES="heads train" ... launch/results.sh  # some of: heads train evaluate rankgpt report (the default: all, in this order)
 #
-# Training has two stages: short lists as they are, then new ones whose documents are spread over the positions of a long prompt (SPAN).
+# The documents of the training lists are spread over the positions of a long prompt (SPAN), so that short lists teach long ones.
 # Everything resumes: stop it at any time and start it again. Settings were chosen with launch/tune.sh on VALID_QUERIES, which are
 # training queries; the test collections are read by 'evaluate' and 'rankgpt' only.
 set -euo pipefail
@@ -27,12 +27,12 @@ QUERY_ROWS=${QUERY_ROWS:-query}
 NEEDLES=${NEEDLES:-20}
 RANKGPT=${RANKGPT:-dl19}                       # test collection on which RankGPT writes its rankings, on SAMPLES/rankgpt.qids
 PHASES=${PHASES:-heads train evaluate rankgpt report}
+JOBS=${JOBS:-1}                                # trainings, then measurements, at a time; with 2 or more their words are in OUTPUT/logs
 # Heads come from the embedded collection: the judged lists of TREC DL are too noisy to rank heads by (docs/results.md).
 export SELECT_ON=${SELECT_ON:-examples/collection} DEPTH=${DEPTH:-12} # candidates in a list for head selection
 export SELECT_FLAGS=${SELECT_FLAGS:---only examples/collection/train.qids --no-retriever-order --prune 0.3}
 export PAIRS_FLAGS=${PAIRS_FLAGS:---depth 100 --unjudged-as-zero --sublists 3 --sublist-size 8-16} # training lists, drawn from the top 100
-SPAN=${SPAN-5000}                              # positions of the second stage; empty: there is none
-SPREAD_PAIRS_FLAGS=${SPREAD_PAIRS_FLAGS:---depth 100 --unjudged-as-zero --sublists 1 --sublist-size 8-16 --seed 1} # its training lists
+SPAN=${SPAN-5000}                              # positions that a training list may cover; empty: those of its tokens
 export PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-1e-4} EPOCHS=${EPOCHS:-1} PAIRS_PER_CONTEXT=${PAIRS_PER_CONTEXT:-64}
 export GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-1} NPROC=${NPROC:-1} SAVE_INTERVAL=${SAVE_INTERVAL:-50} PYTHON=${PYTHON:-python} DRY_RUN=${DRY_RUN:-0}
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" STATISTICS=${STATISTICS:-$OUTPUT/head-statistics}
@@ -41,9 +41,7 @@ PROMPT=(--query-rows "$QUERY_ROWS" --max-words "$MAX_WORDS")
 
 case $DTYPE in bfloat16) FLAGS=(--bf16) ;; float32) FLAGS=() ;; *) stop "DTYPE '$DTYPE' is neither bfloat16 nor float32" ;; esac
 ((!PERMUTATIONS)) || FLAGS+=(--headrank-with-retriever-order) # lists come in the retriever's order and shuffled, as in the tests
-FLAGS+=(--lr-decay-style cosine --lr-warmup-iters 6)
-
-LAST=${SPAN:+-spread} # what the name of the last stage's folder ends with
+FLAGS+=(--lr-decay-style cosine --lr-warmup-iters 6 ${SPAN:+--headrank-position-span "$SPAN"})
 
 wants() { [[ " $PHASES " == *" $1 "* ]]; }
 
@@ -53,6 +51,9 @@ read -ra seeds <<<"$SEEDS"
 read -ra depths <<<"$DEPTHS"
 read -ra orders <<<"$ORDERS"
 need_switch DRY_RUN
+need_number JOBS
+CORES=$(getconf _NPROCESSORS_ONLN) pids=()
+((JOBS == 1)) || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((CORES > JOBS ? CORES / JOBS : 1))}
 for name in $PHASES; do
     [[ " heads train evaluate rankgpt report " == *" $name "* ]] || stop "unknown phase '$name'; known: heads train evaluate rankgpt report"
 done
@@ -72,21 +73,44 @@ if wants heads; then # every method's as its own paper has it, off the same forw
         --needles "$NEEDLES" "${PROMPT[@]}" --output "$OUTPUT/heads.niah.json"
 fi
 
-# stage SEED MODEL OUTPUT [flags]: one training of the heads that all seeds share
-stage() {
-    local seed=$1 model=$2 output=$3 heads=$OUTPUT/heads.entropy.json; shift 3
-    MODEL=$model COLLECTION=$TRAIN TRAIN_QUERIES=$TRAIN_QUERIES OUTPUT=$output SEED=$seed SELECT_FLAGS="${PROMPT[*]} $SELECT_FLAGS" \
+# start LOG COMMAND...: run it; with JOBS above 1 beside others, its words in LOG
+start() {
+    local log=$1; shift
+    if ((JOBS == 1 || DRY_RUN)); then "$@"; return; fi
+    while (($(jobs -rp | wc -l) >= JOBS)); do sleep 1; done
+    echo "[$log] $*"
+    mkdir -p "$(dirname "$log")"
+    { "$@" >"$log" 2>&1 || { echo "failed; see $log" >&2; exit 1; }; } &
+    pids+=($!)
+}
+
+finish() { # wait for all that was started; one that failed ends the study
+    local pid failed=0
+    for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
+    pids=()
+    ((!failed)) || exit 1
+}
+
+train_seed() { # SEED [flags]: one training of the heads that all seeds share
+    local seed=$1 heads=$OUTPUT/heads.entropy.json; shift
+    MODEL=$MODEL COLLECTION=$TRAIN TRAIN_QUERIES=$TRAIN_QUERIES OUTPUT=$OUTPUT/seed-$seed SEED=$seed SELECT_FLAGS="${PROMPT[*]} $SELECT_FLAGS" \
         HEADS=$heads launch/pipeline.sh "${FLAGS[@]}" "$@"
 }
 
-if wants train; then # the seeds share pairs, heads and, in the first stage, the frozen model's scores in all but name
-    for seed in "${seeds[@]}"; do
-        echo "== seed $seed"
-        stage "$seed" "$MODEL" "$OUTPUT/seed-$seed" --headrank-reference-cache "$OUTPUT/reference_scores.jsonl" "$@"
-        [[ -z $SPAN ]] || PAIRS_FLAGS=$SPREAD_PAIRS_FLAGS stage "$seed" "$OUTPUT/seed-$seed/round-1/hf" "$OUTPUT/seed-$seed-spread" \
-            --headrank-position-span "$SPAN" "$@"
-    done
+if wants train; then
+    for seed in "${seeds[@]}"; do start "$OUTPUT/logs/seed-$seed.txt" train_seed "$seed" "$@"; done
+    finish
 fi
+
+useful_depths() { # FOLDER: those of DEPTHS that give other lists than the one before; a collection with 20 candidates a query has no depth 40
+    local depth before=0 longest=
+    [[ ! -f $1/run.bm25.txt ]] || longest=$(awk '{ if (++count[$1] > most) most = count[$1] } END { print most + 0 }' "$1/run.bm25.txt")
+    useful=()
+    for depth in $(printf '%s\n' "${depths[@]}" | sort -n); do
+        [[ -n $longest && ${#useful[@]} -gt 0 && $longest -le $before ]] || useful+=("$depth")
+        before=$depth
+    done
+}
 
 # cells MODEL METHODS... -- HEADS...: what is not done of one model, all its attention methods read off one forward
 cells() {
@@ -94,13 +118,14 @@ cells() {
     while [[ $1 != -- ]]; do methods+=("$1"); shift; done; shift
     for entry in "${tests[@]}"; do
         name=${entry%%=*} only=() words=$MAX_WORDS
+        useful_depths "${entry#*=}"
         [[ " $WORDS " != *" $name="* ]] || { words=" $WORDS" && words=${words#*" $name="} && words=${words%% *}; }
         [[ ! -f $SAMPLES/$name.qids ]] || only=(--only "$SAMPLES/$name.qids")
         local measures=()
         [[ $name != hotpotqa* ]] || measures=(--measures R@2 R@5 nDCG@10)
-        run "${HEADRANK[@]}" benchmark run --models "$model" --methods "${methods[@]}" --benchmarks "$entry" --heads "$@" --depths "${depths[@]}" \
-            --orders "${orders[@]}" "${PROMPT[@]:0:2}" --max-words "$words" --dtype "$DTYPE" "${only[@]}" "${measures[@]}" --share-forward \
-            --output "$OUTPUT/matrix"
+        start "$OUTPUT/logs/${model%%=*}.$name.txt" run "${HEADRANK[@]}" benchmark run --models "$model" --methods "${methods[@]}" \
+            --benchmarks "$entry" --heads "$@" --depths "${useful[@]}" --orders "${orders[@]}" "${PROMPT[@]:0:2}" --max-words "$words" --dtype "$DTYPE" \
+            "${only[@]}" "${measures[@]}" --share-forward --output "$OUTPUT/matrix"
     done
 }
 
@@ -108,13 +133,14 @@ if wants evaluate; then
     methods=(bm25 icr core qr niah headrank+untrained)
     heads=("core=$OUTPUT/heads.core.json" "qr=$OUTPUT/heads.qr.json" "niah=$OUTPUT/heads.niah.json" "headrank+untrained=$OUTPUT/heads.entropy.json")
     for seed in "${seeds[@]}"; do
-        methods+=("headrank+control-$seed") heads+=("headrank+control-$seed=$OUTPUT/seed-$seed$LAST/round-1/heads.json")
+        methods+=("headrank+control-$seed") heads+=("headrank+control-$seed=$OUTPUT/seed-$seed/round-1/heads.json")
     done
     cells "base=$MODEL" "${methods[@]}" -- "${heads[@]}"
     for seed in "${seeds[@]}"; do
-        here=$OUTPUT/seed-$seed$LAST
+        here=$OUTPUT/seed-$seed
         cells "trained@$seed=$here/round-1/hf" headrank+trained headrank -- "headrank+trained=$OUTPUT/heads.entropy.json" "headrank=$here/round-1/heads.json"
     done
+    finish
 fi
 
 if wants rankgpt; then

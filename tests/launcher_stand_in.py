@@ -66,6 +66,7 @@ class Pipeline:
             "pretrain_headrank.py",
             "export-hf",
             "rerank",
+            "benchmark",
             "evaluate",
             "report",
             "view",

@@ -47,7 +47,7 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
     group.add_argument(
         "--query-rows",
         choices=QUERY_ROWS,
-        help="rows of I_q: the query's own tokens, those and the chat suffix, or late instruction through suffix",
+        help="rows of I_q: the query's own tokens, these and the chat suffix, or instruction through suffix",
     )
     group.add_argument("--order", choices=ORDERS, help="document order in the prompt: retriever (best first) or reversed (best last)")
     group.add_argument("--max-words", type=int, metavar="N", help="words kept of each document (default 300)")

@@ -59,8 +59,8 @@ def _grid(benchmark: str, measure: str, rows: Mapping[RowKey, Mapping[str, float
     evaluations = {names[row]: Evaluation({measure: dict(values)}, 0, 0, 0) for row, values in rows.items()}
     meetings = {row: compare(evaluations, settings, names[row]) for row in against}
     return Grid(
-        f"{benchmark}, {measure}: mean, and difference from the row named above it over the queries both have, with "
-        f"{settings.level:.0%} bootstrap interval and p of a paired {settings.test} test, not corrected and with Holm's correction over the column.",
+        f"{benchmark}, {measure}: mean, and difference from the row named above it over the queries both have, with {settings.level:.0%} "
+        f"bootstrap interval and p of a paired {settings.test} test (in brackets with Holm's correction over the column).",
         ("", "queries", measure, *(f"against {names[row]}" for row in against)),
         tuple(
             (names[row], str(len(values)), f"{100 * mean(values.values()):.1f}", *(_met(meetings[other], names[row]) for other in against))

@@ -34,6 +34,15 @@ def test_every_ablation_has_its_switches_and_one_table(pipeline):
     )
 
 
+def test_without_reselection_there_is_no_control_and_the_precision_of_reranking_is_passed_on(pipeline):
+    code, _, said = pipeline.run(script="ablations.sh", VARIANTS="full", RESELECT="0", DTYPE="bfloat16", SHUFFLE="")
+    assert code == 0, said
+    calls = pipeline.calls.read_text().splitlines()
+    measured = [call for call in calls if " rerank " in call]
+    assert len(measured) == 2 and all("--dtype bfloat16" in call for call in measured)
+    assert " untrained=" in calls[-1] and " full=" in calls[-1] and "control=" not in calls[-1]
+
+
 def test_ablations_are_measured_again_when_what_is_measured_changes(pipeline):
     def run(**variables: str) -> list[str]:
         return pipeline.run(script="ablations.sh", VARIANTS="sft", **variables)[1]

@@ -36,12 +36,10 @@ def test_every_command_of_the_study_is_accepted_by_its_parser(tmp_path: Path) ->
         if verb == "train":
             config = config_from(parse_arguments(words), world_size=1)
             assert config.schedule.lr_warmup_iters == 5
-            if config.position_span is None:
-                assert config.reference_cache == str(tmp_path / "out" / "reference_scores.jsonl"), "computed once, for all seeds"
         else:
             build_verb_parser(verb).parse_args(words)
     verbs = [words[0] for words in seen]
-    assert verbs.count("train") == 2 * 2 and verbs.count("benchmark") == 2 * (1 + 2) + 1 and verbs[-1] == "report"
+    assert verbs.count("train") == 2 and verbs.count("benchmark") == 2 * (1 + 2) + 1 and verbs[-1] == "report"
 
 
 def test_a_phase_that_does_not_exist_is_refused(tmp_path: Path) -> None:
@@ -59,9 +57,8 @@ def test_training_never_sees_a_test_collection(tmp_path: Path) -> None:
 def test_all_methods_heads_come_from_one_selection_that_training_and_reselection_repeat(tmp_path: Path) -> None:
     out = tmp_path / "out"
     seen = commands(tmp_path, PHASES="heads train", SEEDS="1", SELECT_ON="c d", SELECT_FLAGS="--prune 0.3")
-    chosen, *again = (words for words in seen if words[0] == "select-heads" and "niah" not in words)
-    assert len(again) == 2, "after each stage"
-    for words in (chosen, *again):
+    chosen, again = (words for words in seen if words[0] == "select-heads" and "niah" not in words)
+    for words in (chosen, again):
         args = build_verb_parser("select-heads").parse_args(words[1:])
         assert (args.collection, args.contexts, args.prune, args.max_words) == (["c", "d"], None, 0.3, 64)
     assert build_verb_parser("select-heads").parse_args(chosen[1:]).method == ["entropy", "core", "qr"]
@@ -79,18 +76,24 @@ def test_training_lists_come_in_the_orders_that_are_tested(tmp_path: Path) -> No
     assert trained(PERMUTATIONS="0", DTYPE="float32") == (0, False, False)
 
 
-def test_the_second_stage_spreads_new_lists_and_trains_the_first_stages_model(tmp_path: Path) -> None:
-    def trained(**variables: str) -> list[list[str]]:
-        return [words[1:] for words in commands(tmp_path, PHASES="train", SEEDS="2", **variables) if words[0] == "train"]
+def test_training_lists_are_spread_over_the_positions_of_a_long_prompt(tmp_path: Path) -> None:
+    def span(**variables: str) -> int | None:
+        words = next(words[1:] for words in commands(tmp_path, PHASES="train", **variables) if words[0] == "train")
+        return config_from(parse_arguments(words), world_size=1).position_span
 
-    first, second = (config_from(parse_arguments(words), world_size=1) for words in trained())
-    out = str(tmp_path / "out")
-    assert (first.position_span, first.model, first.train_data) == (None, "embedded", f"{out}/seed-2/pairs")
-    assert (second.position_span, second.model, second.train_data) == (5000, f"{out}/seed-2/round-1/hf", f"{out}/seed-2-spread/pairs")
-    assert (first.heads, first.seed) == (second.heads, second.seed)
-    assert len(trained(SPAN="")) == 1
-    base = next(words for words in commands(tmp_path, PHASES="evaluate", SPAN="") if "base=embedded" in words)
-    assert f"headrank+control-1={out}/seed-1/round-1/heads.json" in base
+    assert span() == 5000
+    assert span(SPAN="") is None
+
+
+def test_a_depth_that_gives_no_other_lists_is_left_out(tmp_path: Path) -> None:
+    for name, candidates in (("short", 20), ("long", 30)):
+        (tmp_path / name).mkdir()
+        lines = [f"q1 Q0 d{rank} {rank} {-rank} bm25" for rank in range(1, candidates + 1)]
+        (tmp_path / name / "run.bm25.txt").write_text("\n".join(lines) + "\n")
+    seen = commands(tmp_path, PHASES="evaluate", DEPTHS="40 20", EVAL=f"short={tmp_path}/short long={tmp_path}/long absent=x")
+    parsed = [build_verb_parser("benchmark").parse_args(cell[1:]) for cell in seen]
+    depths = {args.benchmarks[0].partition("=")[0]: args.depths for args in parsed}
+    assert depths == {"short": [20], "long": [20, 40], "absent": [20, 40]}
 
 
 def test_a_collection_of_long_documents_has_words_of_its_own(tmp_path: Path) -> None:
@@ -102,5 +105,30 @@ def test_a_collection_of_long_documents_has_words_of_its_own(tmp_path: Path) -> 
 def test_the_control_reads_the_heads_of_every_seed_in_the_base_model(tmp_path: Path) -> None:
     base = next(words for words in commands(tmp_path, PHASES="evaluate") if "base=embedded" in words)
     for seed in (1, 2):
-        assert f"headrank+control-{seed}={tmp_path / 'out'}/seed-{seed}-spread/round-1/heads.json" in base
+        assert f"headrank+control-{seed}={tmp_path / 'out'}/seed-{seed}/round-1/heads.json" in base
     assert "--share-forward" in base
+
+
+def test_jobs_side_by_side_do_what_they_do_one_after_the_other(pipeline) -> None:
+    pipeline.output.mkdir()
+    (pipeline.output / "heads.entropy.json").write_text("{}")
+    folder = str(pipeline.folder / "collection")
+    given = {"TRAIN": folder, "EVAL": f"dl19={folder}", "SELECT_ON": folder, "HELD_OUT": "", "PHASES": "train evaluate"}
+    pipeline.machine(cores=4)
+    code, made, said = pipeline.run(script="results.sh", JOBS="2", **given)
+    assert code == 0, said
+    assert made.count("pretrain_headrank.py") == 3 and made.count("benchmark") == 4 and made.index("benchmark") > made.index("export-hf")
+    assert [(pipeline.output / f"seed-{seed}/round-1/train/threads").read_text() for seed in (1, 2, 3)] == ["2\n"] * 3, "of four cores"
+    assert "pretrain_headrank.py" in (pipeline.output / "logs/seed-1.txt").read_text()
+    code, again, _ = pipeline.run(script="results.sh", **given)
+    assert code == 0 and again == ["benchmark"] * 4, "training is done, whatever JOBS was"
+
+
+def test_a_training_that_fails_beside_others_ends_the_study_before_anything_is_measured(pipeline) -> None:
+    pipeline.output.mkdir()
+    (pipeline.output / "heads.entropy.json").write_text("{}")
+    folder = str(pipeline.folder / "collection")
+    given = {"TRAIN": folder, "EVAL": f"dl19={folder}", "SELECT_ON": folder, "HELD_OUT": "", "PHASES": "train evaluate"}
+    code, made, said = pipeline.run(script="results.sh", JOBS="2", STOP_EARLY="1", **given)
+    assert code == 1 and "benchmark" not in made
+    assert f"failed; see {pipeline.output}/logs/seed-1.txt" in said
