@@ -7,7 +7,7 @@
 # EVAL are folders, not NAME=FOLDER. HEADS is refused: every variant selects its own. For TREC DL with the embedded model first export the
 # settings of launch/results.sh: TRAIN_QUERIES, SELECT_ON, DEPTH, SELECT_FLAGS (and in it --query-rows query --max-words 64), PAIRS_FLAGS,
 # PERMUTATIONS, LR, EPOCHS, PAIRS_PER_CONTEXT, GLOBAL_BATCH_SIZE; and give its --bf16 --headrank-with-retriever-order --lr-decay-style cosine
-# --lr-warmup-iters 6.
+# --lr-warmup-iters 6 --headrank-position-span 5000.
 #
 # Rows beside the paper's: 'untrained' reads the same heads in the model before training, 'control' reads the final heads in it: what
 # re-selection finds without training (with RESELECT=0 both would be one row: 'untrained'). Each is measured in the retriever's order and shuffled, because position is a trap.
@@ -32,6 +32,8 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
 need_switch DRY_RUN KEEP_CHECKPOINTS
 need_number EVAL_DEPTH
+[[ -z $SHUFFLE ]] || need_number SHUFFLE 0
+[[ -z $DTYPE ]] || need_one_of DTYPE float32 bfloat16 float16
 need_file EVAL_QUERIES
 [[ -z ${HEADS:-} ]] || stop "HEADS is set, but every variant selects its own; unset it"
 for name in $VARIANTS; do

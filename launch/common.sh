@@ -11,6 +11,22 @@ need_number() { # NAME [LEAST]: the variable of this name is a whole number of a
     if [[ ! ${!1} =~ ^[0-9]+$ ]] || ((10#${!1} < ${2:-1})); then stop "$1 '${!1}' is not a whole number of at least ${2:-1}"; fi
 }
 
+need_numbers() { # NAME: the words of this variable are whole numbers of at least 1, one or more, none twice
+    local words word seen=' '
+    read -ra words <<<"${!1}"
+    ((${#words[@]})) || stop "$1 is empty; give whole numbers, separated by spaces"
+    for word in "${words[@]}"; do
+        [[ $word =~ ^[1-9][0-9]*$ ]] || stop "$1: '$word' is not a whole number of at least 1"
+        [[ $seen != *" $word "* ]] || stop "$1: $word is there twice"
+        seen+="$word "
+    done
+}
+
+need_one_of() { # NAME WORD...: the variable of this name is one of the words
+    local name=$1; shift
+    [[ " $* " == *" ${!name} "* && ${!name} != *' '* ]] || stop "$name '${!name}' is not one of: $*"
+}
+
 need_switch() { # NAME...: each of these variables is 0 or 1
     local name
     for name in "$@"; do [[ ${!name} == [01] ]] || stop "$name '${!name}' is neither 0 nor 1"; done

@@ -39,7 +39,17 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" STATISTICS=${STATISTICS:-$OU
 HEADRANK=("$PYTHON" -m headrank)
 PROMPT=(--query-rows "$QUERY_ROWS" --max-words "$MAX_WORDS")
 
-case $DTYPE in bfloat16) FLAGS=(--bf16) ;; float32) FLAGS=() ;; *) stop "DTYPE '$DTYPE' is neither bfloat16 nor float32" ;; esac
+need_switch DRY_RUN
+for name in JOBS MAX_WORDS NEEDLES NPROC; do need_number "$name"; done
+need_number PERMUTATIONS 0
+[[ -z $SPAN ]] || need_number SPAN
+for name in SEEDS DEPTHS; do need_numbers "$name"; done
+need_one_of DTYPE bfloat16 float32
+need_one_of QUERY_ROWS query query-suffix instruction
+JOBS=$((10#$JOBS)) CORES=$(getconf _NPROCESSORS_ONLN) pids=()
+
+FLAGS=()
+[[ $DTYPE == float32 ]] || FLAGS+=(--bf16)
 ((!PERMUTATIONS)) || FLAGS+=(--headrank-with-retriever-order) # lists come in the retriever's order and shuffled, as in the tests
 FLAGS+=(--lr-decay-style cosine --lr-warmup-iters 6 ${SPAN:+--headrank-position-span "$SPAN"})
 
@@ -50,10 +60,8 @@ read -ra tests <<<"$EVAL"
 read -ra seeds <<<"$SEEDS"
 read -ra depths <<<"$DEPTHS"
 read -ra orders <<<"$ORDERS"
-need_switch DRY_RUN
-need_number JOBS
-CORES=$(getconf _NPROCESSORS_ONLN) pids=()
-((JOBS == 1)) || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((CORES > JOBS ? CORES / JOBS : 1))}
+for name in "${orders[@]}"; do [[ $name == retriever || $name == shuffled ]] || stop "ORDERS '$name' is neither retriever nor shuffled"; done
+for entry in "${tests[@]}"; do [[ $entry == ?*=?* ]] || stop "EVAL '$entry' is not NAME=FOLDER"; done
 for name in $PHASES; do
     [[ " heads train evaluate rankgpt report " == *" $name "* ]] || stop "unknown phase '$name'; known: heads train evaluate rankgpt report"
 done
@@ -75,12 +83,12 @@ fi
 
 # start LOG COMMAND...: run it; with JOBS above 1 beside others, its words in LOG
 start() {
-    local log=$1; shift
+    local log=$1 threads=$((CORES / (JOBS * NPROC))); shift
     if ((JOBS == 1 || DRY_RUN)); then "$@"; return; fi
     while (($(jobs -rp | wc -l) >= JOBS)); do sleep 1; done
     echo "[$log] $*"
     mkdir -p "$(dirname "$log")"
-    { "$@" >"$log" 2>&1 || { echo "failed; see $log" >&2; exit 1; }; } &
+    { OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads ? threads : 1))} "$@" >"$log" 2>&1 || { echo "failed; see $log" >&2; exit 1; }; } &
     pids+=($!)
 }
 

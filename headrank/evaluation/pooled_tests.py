@@ -10,7 +10,7 @@ from statistics import mean
 
 from headrank.evaluation.cell_analyses import method_kind
 from headrank.evaluation.cells import Cell, method_name, method_order
-from headrank.evaluation.comparison import Comparison, Pairing, Settings, compare
+from headrank.evaluation.comparison import Comparison, Settings, compare, scale
 from headrank.evaluation.measures import Evaluation
 from headrank.evaluation.page import Grid
 from headrank.evaluation.verdict import p_text
@@ -24,8 +24,7 @@ def pool_seeds(cells: Sequence[Cell], measure: str) -> dict[RowKey, dict[str, fl
     for cell in sorted(cells, key=lambda cell: (method_kind(cell.method) != "first-stage", cell.model, method_order(cell.method))):
         values = cell.per_query(measure)
         if values:
-            model = "" if method_kind(cell.method) == "first-stage" else cell.model
-            found.setdefault((model, cell.method), []).append(values)
+            found.setdefault(row_key(cell), []).append(values)
     pooled = {}
     for row, seeds in found.items():
         shared = [query_id for query_id in seeds[0] if all(query_id in values for values in seeds)]
@@ -37,7 +36,7 @@ def opponents(rows: Mapping[RowKey, Mapping[str, float]]) -> list[RowKey]:
     """Whom every row is tested against: the first stage, the best attention method of others, HeadRank's own heads untrained."""
     first = [row for row in rows if method_kind(row[1]) == "first-stage"][:1]
     others = [row for row in rows if method_kind(row[1]) == "attention" and not row[1].startswith("headrank")]
-    best = [max(others, key=lambda row: mean(rows[row].values()))] if others else []
+    best = [max(others, key=lambda row: (len(rows[row]), mean(rows[row].values())))] if others else []  # few easy queries are no best row
     return [*first, *best, *(row for row in rows if row[1] == "headrank+untrained")]
 
 
@@ -48,38 +47,58 @@ def paired_test_grids(cells: Sequence[Cell], settings: Settings | None = None) -
         chosen = [cell for cell in cells if cell.benchmark == benchmark]
         measure = next(iter(chosen[0].metrics["measures"]))
         rows = pool_seeds(chosen, measure)
-        against = [row for row in opponents(rows) if len(rows) > 1]
+        against = opponents(rows) if len(rows) > 1 else []
         if against:
-            grids.append(_grid(benchmark, measure, rows, against, settings or Settings()))
+            absent = [key for key in dict.fromkeys(map(row_key, chosen)) if key not in rows]
+            grids.append(_grid(benchmark, measure, rows, against, absent, settings or Settings()))
     return grids
 
 
-def _grid(benchmark: str, measure: str, rows: Mapping[RowKey, Mapping[str, float]], against: Sequence[RowKey], settings: Settings) -> Grid:
-    names = {row: _name(row) for row in rows}
-    evaluations = {names[row]: Evaluation({measure: dict(values)}, 0, 0, 0) for row, values in rows.items()}
-    meetings = {row: compare(evaluations, settings, names[row]) for row in against}
+def _grid(
+    benchmark: str,
+    measure: str,
+    rows: Mapping[RowKey, Mapping[str, float]],
+    against: Sequence[RowKey],
+    absent: Sequence[RowKey],
+    settings: Settings,
+) -> Grid:
+    evaluations = {row: Evaluation({measure: dict(values)}, 0, 0, 0) for row, values in rows.items()}
+    columns = []
+    for opponent in against:
+        sharing = {_name(row): evaluations[row] for row in rows if rows[row].keys() & rows[opponent].keys()}
+        columns.append(compare(sharing, settings, _name(opponent)))
+    caption = (
+        f"{benchmark}, {measure}: the mean over queries (of several seeds each query's mean), and the difference from the row at the head of "
+        f"the column over the queries both have, with {settings.level:.0%} bootstrap interval and p of a paired {settings.test} test "
+        "(in brackets: Holm-corrected over the column). The best other attention method was picked on these same queries."
+    )
+    if absent:
+        caption += f" Without {measure} a query, so not tested: {', '.join(map(_name, absent))}."
     return Grid(
-        f"{benchmark}, {measure}: mean, and difference from the row named above it over the queries both have, with {settings.level:.0%} "
-        f"bootstrap interval and p of a paired {settings.test} test (in brackets with Holm's correction over the column).",
-        ("", "queries", measure, *(f"against {names[row]}" for row in against)),
+        caption,
+        ("", "queries", measure, *(f"against {_name(row)}" for row in against)),
         tuple(
-            (names[row], str(len(values)), f"{100 * mean(values.values()):.1f}", *(_met(meetings[other], names[row]) for other in against))
+            (_name(row), str(len(values)), f"{scale(measure) * mean(values.values()):.1f}", *(_met(column, row) for column in columns))
             for row, values in rows.items()
         ),
     )
+
+
+def row_key(cell: Cell) -> RowKey:
+    """The row of a cell; the first stage belongs to no model."""
+    return "" if method_kind(cell.method) == "first-stage" else cell.model, cell.method
 
 
 def _name(row: RowKey) -> str:
     return " ".join(part for part in (row[0], method_name(row[1])) if part)
 
 
-def _met(comparison: Comparison, challenger: str) -> str:
-    """One cell of the grid; empty where a row would meet itself."""
-    found: list[Pairing] = [pairing for pairing in comparison.pairings if pairing.challenger == challenger]
-    if not found:
+def _met(comparison: Comparison, row: RowKey) -> str:
+    """One cell of the grid; empty where a row would meet itself or shares no query."""
+    found = next((pairing for pairing in comparison.pairings if pairing.challenger == _name(row)), None)
+    if found is None:
         return ""
-    low, high = found[0].interval
+    difference, low, high = (round(scale(found.measure) * value, 1) + 0.0 for value in (found.difference, *found.interval))  # no -0.0
     return (
-        f"{100 * found[0].difference:+.1f} [{100 * low:.1f}, {100 * high:.1f}], {p_text(found[0].p_value)} "
-        f"({p_text(found[0].p_holm).removeprefix('p ').removeprefix('= ')})"
+        f"{difference:+.1f} [{low:.1f}, {high:.1f}], {p_text(found.p_value)} ({p_text(found.p_holm).removeprefix('p ').removeprefix('= ')})"
     )

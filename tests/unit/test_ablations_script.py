@@ -10,7 +10,13 @@ from tests.launcher_stand_in import ROOT, WHOLE
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "words"), [("VARIANTS", "full odd", "unknown variant 'odd'"), ("HEADS", "x", "HEADS is set")]
+    ("variable", "value", "words"),
+    [
+        ("VARIANTS", "full odd", "unknown variant 'odd'"),
+        ("HEADS", "x", "HEADS is set"),
+        ("DTYPE", "half", "DTYPE 'half' is not one of"),
+        ("SHUFFLE", "abc", "SHUFFLE 'abc' is not a whole number"),
+    ],
 )
 def test_ablations_refuse_before_anything_is_trained(pipeline, variable, value, words):
     code, made, said = pipeline.run(script="ablations.sh", **{variable: value})
@@ -66,7 +72,7 @@ def test_the_settings_that_ablations_name_are_those_of_the_study():
     names = re.findall(r"\b[A-Z][A-Z_]+\b", header)
     assert len(names) == 10 and all(f"{name}=${{{name}:-" in study for name in names)
     flags = re.findall(r"--[a-z0-9-]+", header.split("and give its")[1])
-    assert len(flags) == 4 and all(flag in study for flag in flags)
+    assert len(flags) == 5 and all(flag in study for flag in flags)
 
 
 def test_an_unknown_ablation_is_refused(pipeline):

@@ -62,6 +62,20 @@ def test_the_grid_says_difference_interval_and_p_of_the_pooled_row(tmp_path: Pat
     assert (f"p = {p_value:.2g}" if p_value >= 0.001 else "p < 0.001") in shown["trained HeadRank"][3]
 
 
+def test_a_row_that_shares_no_query_leaves_its_cell_empty_and_one_without_values_is_named() -> None:
+    cells = [
+        cell("", "bm25", {"a": 0.1, "b": 0.2}),
+        cell("m", "icr", {"x": 0.9}),
+        cell("m", "core", {"a": 0.3, "b": 0.2}),
+        cell("m", "qr", {}),
+    ]
+    (grid,) = paired_test_grids(cells)
+    shown = {row[0]: row for row in grid.rows}
+    assert grid.headers[3:] == ("against BM25", "against m CoRe"), "of one easy query ICR is not the best row"
+    assert shown["m ICR"][3:] == ("", "") and shown["m CoRe"][3].startswith("+10.0 [0.0, 20.0]")
+    assert "not tested: m QR" in grid.caption
+
+
 def test_a_row_alone_is_tested_against_nobody(tmp_path: Path) -> None:
     make_cell(tmp_path, "base", "icr", "dl19")
     assert paired_test_grids(find_cells(tmp_path)) == []

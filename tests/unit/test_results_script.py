@@ -7,6 +7,8 @@ import shlex
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from headrank.commands import build_verb_parser
 from megatron_patches.arguments import parse_arguments
 from megatron_patches.config import config_from
@@ -47,6 +49,27 @@ def test_a_phase_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     done = subprocess.run([ROOT / "launch" / "results.sh"], env=given, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == "results.sh: unknown phase 'trian'; known: heads train evaluate rankgpt report\n"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("JOBS", "0", "JOBS '0' is not a whole number of at least 1"),
+        ("SPAN", "abc", "SPAN 'abc' is not a whole number of at least 1"),
+        ("DEPTHS", "20 abc", "DEPTHS: 'abc' is not a whole number of at least 1"),
+        ("DEPTHS", "20 20", "DEPTHS: 20 is there twice"),
+        ("SEEDS", " ", "SEEDS is empty; give whole numbers, separated by spaces"),
+        ("PERMUTATIONS", "x", "PERMUTATIONS 'x' is not a whole number of at least 0"),
+        ("QUERY_ROWS", "rows", "QUERY_ROWS 'rows' is not one of: query query-suffix instruction"),
+        ("DTYPE", "float16", "DTYPE 'float16' is not one of: bfloat16 float32"),
+        ("EVAL", "folder", "EVAL 'folder' is not NAME=FOLDER"),
+        ("ORDERS", "sideways", "ORDERS 'sideways' is neither retriever nor shuffled"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_one_line_before_anything_runs(tmp_path: Path, variable: str, value: str, said: str) -> None:
+    given = {**os.environ, "DRY_RUN": "1", "TRAIN": "a", "EVAL": "x=y", "OUTPUT": str(tmp_path / "out"), variable: value}
+    done = subprocess.run([ROOT / "launch" / "results.sh"], env=given, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr, done.stdout) == (2, f"results.sh: {said}\n", "")
 
 
 def test_training_never_sees_a_test_collection(tmp_path: Path) -> None:
