@@ -68,7 +68,7 @@ def _grid(
         sharing = {_name(row): evaluations[row] for row in rows if rows[row].keys() & rows[opponent].keys()}
         columns.append(compare(sharing, settings, _name(opponent)))
     caption = (
-        f"{benchmark}, {measure}: the mean over queries (of several seeds each query's mean), and the difference from the row at the head of "
+        f"{benchmark}, {measure}: the mean over queries (of several seeds each query's mean); the difference from the row at the head of "
         f"the column over the queries both have, with {settings.level:.0%} bootstrap interval and p of a paired {settings.test} test "
         "(in brackets: Holm-corrected over the column). The best other attention method was picked on these same queries."
     )
