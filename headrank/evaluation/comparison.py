@@ -129,14 +129,14 @@ def render(comparison: Comparison, style: str, *, per_query: bool = False) -> st
     for name, evaluation in comparison.evaluations.items():
         row = [name]
         for measure in comparison.measures:
-            (low, high), scale = comparison.intervals[name][measure], scale(measure)
+            (low, high), scale = comparison.intervals[name][measure], scale_of(measure)
             row.append(f"{scale * evaluation.mean(measure):.2f} [{scale * low:.2f}, {scale * high:.2f}]")
         runs.append([*row, str(len(evaluation.values[comparison.measures[0]]))])
     parts = [_table(runs, style)]
     if comparison.pairings:
         tests = [["measure", "run", "against", "difference", "p", "p (Holm)", "won/lost/tied"]]
         for pairing in comparison.pairings:
-            (low, high), scale = pairing.interval, scale(pairing.measure)
+            (low, high), scale = pairing.interval, scale_of(pairing.measure)
             tests.append(
                 [
                     pairing.measure,
@@ -159,7 +159,7 @@ def render(comparison: Comparison, style: str, *, per_query: bool = False) -> st
     return "\n\n".join(parts) + "\n"
 
 
-def scale(measure: str) -> int:
+def scale_of(measure: str) -> int:
     """What people's tables multiply by: fractions become percentages, counts (NumRet, NumRel) stay."""
     return 1 if measure.startswith("Num") else 100
 
@@ -167,7 +167,7 @@ def scale(measure: str) -> int:
 def _query_rows(comparison: Comparison) -> list[list[str]]:
     """A header and a row a query: its value under every measure of every run, empty where a run does not count it."""
     columns = {
-        f"{name} {measure}": {query_id: scale(measure) * value for query_id, value in evaluation.values[measure].items()}
+        f"{name} {measure}": {query_id: scale_of(measure) * value for query_id, value in evaluation.values[measure].items()}
         for name, evaluation in comparison.evaluations.items()
         for measure in comparison.measures
     }

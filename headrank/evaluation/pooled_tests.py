@@ -10,7 +10,7 @@ from statistics import mean
 
 from headrank.evaluation.cell_analyses import method_kind
 from headrank.evaluation.cells import Cell, method_name, method_order
-from headrank.evaluation.comparison import Comparison, Settings, compare, scale
+from headrank.evaluation.comparison import Comparison, Settings, compare, scale_of
 from headrank.evaluation.measures import Evaluation
 from headrank.evaluation.page import Grid
 from headrank.evaluation.verdict import p_text
@@ -78,7 +78,7 @@ def _grid(
         caption,
         ("", "queries", measure, *(f"against {_name(row)}" for row in against)),
         tuple(
-            (_name(row), str(len(values)), f"{scale(measure) * mean(values.values()):.1f}", *(_met(column, row) for column in columns))
+            (_name(row), str(len(values)), f"{scale_of(measure) * mean(values.values()):.1f}", *(_met(column, row) for column in columns))
             for row, values in rows.items()
         ),
     )
@@ -98,7 +98,7 @@ def _met(comparison: Comparison, row: RowKey) -> str:
     found = next((pairing for pairing in comparison.pairings if pairing.challenger == _name(row)), None)
     if found is None:
         return ""
-    difference, low, high = (round(scale(found.measure) * value, 1) + 0.0 for value in (found.difference, *found.interval))  # no -0.0
+    difference, low, high = (round(scale_of(found.measure) * value, 1) + 0.0 for value in (found.difference, *found.interval))  # no -0.0
     return (
         f"{difference:+.1f} [{low:.1f}, {high:.1f}], {p_text(found.p_value)} ({p_text(found.p_holm).removeprefix('p ').removeprefix('= ')})"
     )
