@@ -88,9 +88,16 @@ start() {
     while (($(jobs -rp | wc -l) >= JOBS)); do sleep 1; done
     echo "[$log] $*"
     mkdir -p "$(dirname "$log")"
+    set -m # a process group for each, so that they can be ended with what they started
     { OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads ? threads : 1))} "$@" >"$log" 2>&1 || { echo "failed; see $log" >&2; exit 1; }; } &
     pids+=($!)
+    set +m
 }
+
+end_jobs() { for pid in "${pids[@]}"; do kill -TERM -- "-$pid" 2>/dev/null || true; done; }
+trap end_jobs EXIT # trainings save and end; everything goes on where it stopped
+trap 'exit 130' INT
+trap 'exit 143' TERM
 
 finish() { # wait for all that was started; one that failed ends the study
     local pid failed=0

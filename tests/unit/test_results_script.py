@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -155,3 +158,32 @@ def test_a_training_that_fails_beside_others_ends_the_study_before_anything_is_m
     code, made, said = pipeline.run(script="results.sh", JOBS="2", STOP_EARLY="1", **given)
     assert code == 1 and "benchmark" not in made
     assert f"failed; see {pipeline.output}/logs/seed-1.txt" in said
+
+
+def test_ctrl_c_ends_the_jobs_that_run_side_by_side(pipeline) -> None:
+    pipeline.output.mkdir()
+    pipeline.calls.write_text("")
+    pipeline.command("python", '#!/usr/bin/env bash\necho $$ >>"$CALLS"\nexec sleep 120\n')
+    folder = str(pipeline.folder / "collection")
+    given = {
+        "TRAIN": folder,
+        "EVAL": f"dl19={folder}",
+        "SELECT_ON": folder,
+        "PHASES": "evaluate",
+        "JOBS": "2",
+        "OUTPUT": str(pipeline.output),
+    }
+    given |= {"PYTHON": str(pipeline.folder / "python"), "CALLS": str(pipeline.calls)}
+    script = subprocess.Popen([ROOT / "launch" / "results.sh"], env={**os.environ, **given}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    pids = wait_for(lambda: pipeline.calls.read_text().split(), lambda found: len(found) == 2)
+    script.send_signal(signal.SIGINT)
+    assert script.wait(timeout=60) == 130
+    assert wait_for(lambda: [pid for pid in pids if Path(f"/proc/{pid}").exists()], lambda left: not left) == []
+
+
+def wait_for(look: Callable[[], list[str]], is_enough: Callable[[list[str]], bool], seconds: float = 60) -> list[str]:
+    """What ``look`` finds, once it is enough or the time is up."""
+    until = time.monotonic() + seconds
+    while not is_enough(found := look()) and time.monotonic() < until:
+        time.sleep(0.05)
+    return found
