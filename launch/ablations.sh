@@ -10,7 +10,8 @@
 # --lr-warmup-iters 6 --headrank-position-span 5000.
 #
 # Rows beside the paper's: 'untrained' reads the same heads in the model before training, 'control' reads the final heads in it: what
-# re-selection finds without training (with RESELECT=0 both would be one row: 'untrained'). Each is measured in the retriever's order and shuffled, because position is a trap.
+# re-selection finds without training (with RESELECT=0 there is none, and 'untrained' alone). Each is measured in the retriever's order
+# and shuffled, because position is a trap.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . launch/common.sh

@@ -99,6 +99,5 @@ def _met(comparison: Comparison, row: RowKey) -> str:
     if found is None:
         return ""
     difference, low, high = (round(scale_of(found.measure) * value, 1) + 0.0 for value in (found.difference, *found.interval))  # no -0.0
-    return (
-        f"{difference:+.1f} [{low:.1f}, {high:.1f}], {p_text(found.p_value)} ({p_text(found.p_holm).removeprefix('p ').removeprefix('= ')})"
-    )
+    corrected = p_text(found.p_holm).removeprefix("p ").removeprefix("= ")
+    return f"{difference:+.1f} [{low:.1f}, {high:.1f}], {p_text(found.p_value)} ({corrected})"
