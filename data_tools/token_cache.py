@@ -86,9 +86,9 @@ class TokenCache:
     names: np.ndarray
     name_ends: np.ndarray
 
-    def __init__(self, folder: Path, permutations: Sequence[int]) -> None:
-        """Map the files of ``folder``; nothing is read until asked for."""
-        self.folder, self.permutations = folder, tuple(permutations)
+    def __init__(self, folder: Path, permutations: Sequence[int], *, is_parallel: bool = False) -> None:
+        """Map the files of ``folder``; nothing is read until asked for. ``is_parallel`` is a switch of the prompt, as of all rows."""
+        self.folder, self.permutations, self.is_parallel = folder, tuple(permutations), is_parallel
         for name, dtype in _ARRAYS.items():
             setattr(self, name, _open_array(folder / f"{name}.bin", dtype, _WIDTHS.get(name)))
         self.num_contexts = len(self.documents) - 1
@@ -114,6 +114,7 @@ class TokenCache:
             calibration_rows=(rows[2], rows[3]),
             document_spans=tuple((int(a), int(b)) for a, b in spans),
             is_shortened=bool(is_shortened),
+            is_parallel=self.is_parallel,
         )
         return encoded, np.array(self.orders[begin : begin + stop - first])
 
@@ -143,7 +144,7 @@ def open_cache(directory: Path, encoder: PromptEncoder, permutations: Sequence[i
     meta = read_json(folder / "meta.json")
     if not isinstance(meta, dict) or meta.get("key") != key:
         raise InputError(f"{folder}: the token cache does not belong to its name; delete the folder")
-    return TokenCache(folder, permutations)
+    return TokenCache(folder, permutations, is_parallel=encoder.template.is_parallel)
 
 
 def cache_key(directory: Path, encoder: PromptEncoder, permutations: Sequence[int], seed: int) -> str:

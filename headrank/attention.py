@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from headrank.document_blocks import DocumentBlocks, batch_blocks, block_mask, block_positions, join_blocks, split_blocks, take_tokens
 from headrank.spans import EncodedContext
 
 
@@ -34,6 +35,7 @@ class BranchLayout:
     calibration_weights_C: torch.Tensor  # 1/|I_c| on the rows that stand for I_q, 0 elsewhere
     document_of_token_BS: torch.Tensor  # document index in prompt order; num_documents where there is none
     num_documents_B: tuple[int, ...]
+    blocks: DocumentBlocks | None = None  # where documents do not see each other
 
     @property
     def num_documents(self) -> int:
@@ -61,12 +63,8 @@ def batch_contexts(
     owner = np.full((batch, num_tokens), num_documents, np.int64)
     rows, weights = np.zeros((batch, num_rows), np.int64), np.zeros((batch, num_rows), np.float32)
     for index, context in enumerate(contexts):
-        end_of_query = context.prefix_length + context.query_length
         ids[index, : context.length] = context.input_ids
-        positions[index, : context.length] = np.arange(context.length)  # padding stays at 0: never beyond the model's positions
-        positions[index, end_of_query : context.length] -= context.query_length
-        for (_, end), gap in zip(context.document_spans, context.position_gaps, strict=False):  # no gaps at all but in training
-            positions[index, end : context.length] += gap
+        positions[index, : context.length] = _positions(context)  # padding stays at 0: never beyond the model's positions
         first, last = context.query_rows
         rows[index] = first
         rows[index, : last - first] = np.arange(first, last)
@@ -92,8 +90,20 @@ def batch_contexts(
         calibration_weights_C=tensor(calibration_weights),
         document_of_token_BS=tensor(owner),
         num_documents_B=tuple(len(context.document_spans) for context in contexts),
+        blocks=batch_blocks(contexts, num_tokens, device) if contexts[0].is_parallel else None,
     )
     return tensor(ids), layout
+
+
+def _positions(context: EncodedContext) -> np.ndarray:
+    """Position ids [S]; those of the calibration branch are the query branch's."""
+    if context.is_parallel:
+        return block_positions(context)
+    positions = np.arange(context.length)
+    positions[context.prefix_length + context.query_length :] -= context.query_length
+    for (_, end), gap in zip(context.document_spans, context.position_gaps, strict=False):  # no gaps at all but in training
+        positions[end:] += gap
+    return positions
 
 
 def visible_keys(layout: BranchLayout, rows_BR: torch.Tensor, is_calibration: bool, window: int | None = None) -> torch.Tensor:
@@ -119,8 +129,35 @@ def branched_context(
 
     A causal pass is right for prefix and query branch; the C calibration rows are then done again with their own mask.
     """
+    if layout.blocks is not None:
+        return _parallel_context(query, key, value, layout, layout.blocks, scale, window)
     context = causal_context(query, key, value, scale, window)
     return replace_calibration_rows(context, query, key, value, layout, scale, window)
+
+
+def _parallel_context(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layout: BranchLayout,
+    blocks: DocumentBlocks,
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    """The same where documents see the opening and themselves only; the branches see everything before them."""
+    opening = causal_context(*(values[:, :, : blocks.opening_length] for values in (query, key, value)), scale, window)
+    keys, values = (split_blocks(tensor, blocks, with_opening=True) for tensor in (key, value))
+    documents = _attend(split_blocks(query, blocks, with_opening=False), keys, values, attn_mask=block_mask(blocks, window), scale=scale)
+    rows_BR = torch.cat([blocks.query_branch_BR, layout.calibration_rows_BC], dim=1)
+    mask_BRS = torch.cat(
+        [
+            visible_keys(layout, blocks.query_branch_BR, is_calibration=False, window=window),
+            visible_keys(layout, layout.calibration_rows_BC, is_calibration=True, window=window),
+        ],
+        dim=1,
+    )
+    branches = _attend(take_tokens(query, rows_BR), key, value, attn_mask=mask_BRS[:, None], scale=scale)
+    return join_blocks(opening, documents, branches, blocks)
 
 
 def replace_calibration_rows(

@@ -16,6 +16,7 @@ from headrank.errors import InputError
 
 QUERY_ROWS = ("query", "query-suffix", "instruction")
 ORDERS = ("retriever", "reversed")
+LAYOUTS = ("sequential", "parallel")
 _SENTINEL = "\u2063headrank-content\u2063"
 _FIXED_DATE = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}"  # the date that Llama 3's own template has without a clock
 
@@ -26,6 +27,8 @@ class PromptTemplate:
 
     ``query_rows`` says which rows are I_q of Eq. 1: the query's own tokens, those and the chat suffix (its tokens have seen the
     whole query), or everything from the late instruction to the end (as ICR and QR do). ``order`` is that of the documents.
+    ``document_layout``: documents one after another, each reading those before it (the paper's), or side by side, each reading
+    the opening and itself, at the same positions and without a number, so that their order does not matter.
     """
 
     opening: str = " Here are some paragraphs:\n\n"
@@ -35,12 +38,15 @@ class PromptTemplate:
     query_rows: Literal["query", "query-suffix", "instruction"] = "query"
     order: Literal["retriever", "reversed"] = "retriever"
     use_chat_template: bool = True
+    document_layout: Literal["sequential", "parallel"] = "sequential"
 
     def __post_init__(self) -> None:
         if self.query_rows not in QUERY_ROWS:
             raise InputError(f"prompt: query_rows {self.query_rows!r} is not one of {', '.join(QUERY_ROWS)}")
         if self.order not in ORDERS:
             raise InputError(f"prompt: order {self.order!r} is not one of {', '.join(ORDERS)}")
+        if self.document_layout not in LAYOUTS:
+            raise InputError(f"prompt: document_layout {self.document_layout!r} is not one of {', '.join(LAYOUTS)}")
         if self.max_words < 1:
             raise InputError(f"prompt: max_words {self.max_words} must be at least 1")
 
@@ -61,9 +67,17 @@ class PromptTemplate:
         return cls(**values)
 
     @property
+    def is_parallel(self) -> bool:
+        """Whether documents stand side by side and do not see each other."""
+        return self.document_layout == "parallel"
+
+    @property
     def hash(self) -> str:
         """Twelve hex digits that change when any switch changes."""
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:12]
+        values = self.to_dict()
+        if not self.is_parallel:
+            del values["document_layout"]  # files from before the switch was there keep their hash
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
     def document_text(self, title: str, text: str) -> str:
         """A document as it stands in the prompt: title on its own line, at most ``max_words`` words of text."""

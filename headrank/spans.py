@@ -33,6 +33,7 @@ class EncodedContext:
     calibration_rows: Span  # the same rows of the calibration branch, absolute indices
     document_spans: tuple[Span, ...]
     is_shortened: bool = False
+    is_parallel: bool = False  # documents do not see each other, see headrank/document_blocks.py
     position_gaps: tuple[int, ...] = ()  # positions left empty after each document; only in training, see data_tools/position_gaps.py
     document_texts: tuple[str, ...] = ()  # as they stand in the prompt; only when asked for with keep_text
     token_offsets: tuple[np.ndarray, ...] = ()  # [tokens, 2] characters within its document text; only with keep_text
@@ -70,23 +71,37 @@ class PromptEncoder:
                 raise InputError(f"no documents to rank for query {query!r}")
         prefixes = [self._prefix([self._clean(*document) for document in documents]) for _, documents in contexts]
         branches = self._branches([query for query, _ in contexts])
-        tokenised = self._tokenise([text for text, _ in prefixes])
+        tokenised = self._tokenise_pieces([pieces for pieces, _ in prefixes])
         parts = zip(contexts, prefixes, tokenised, branches, strict=True)
         return [self._join(query, prefix, tokens, branch, keep_text) for (query, _), prefix, tokens, branch in parts]
 
     def _clean(self, title: str, text: str) -> str:
         return neutralise(self.template.document_text(title, text), self._special)
 
-    def _prefix(self, documents: Sequence[str]) -> tuple[str, list[Span]]:
-        """The prefix text and the character range of every document in it, without its number."""
-        parts, ranges = [self.frame.before, self.template.opening], []
-        position = sum(map(len, parts))
+    def _prefix(self, documents: Sequence[str]) -> tuple[list[str], list[Span]]:
+        """The pieces of the prefix that are tokenised apart, and the character range of every document in all of it.
+
+        A sequential prompt is one piece and numbers its documents. A parallel one has a piece for the opening and for every
+        document, without numbers, so that a document's tokens are the same at any place of the list.
+        """
+        pieces, ranges = [self.frame.before + self.template.opening], []
+        position = len(pieces[0])
         for number, document in enumerate(documents, start=1):
-            label = f"[{number}] "
+            label = "" if self.template.is_parallel else f"[{number}] "
             ranges.append((position + len(label), position + len(label) + len(document)))
-            parts += [label, document, "\n\n"]
-            position += len(label) + len(document) + 2
-        return "".join(parts), ranges
+            pieces.append(f"{label}{document}\n\n")
+            position += len(pieces[-1])
+        return pieces if self.template.is_parallel else ["".join(pieces)], ranges
+
+    def _tokenise_pieces(self, texts: Sequence[Sequence[str]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Ids and character offsets [S, 2] of each text that is given in pieces."""
+        tokenised = iter(self._tokenise([piece for pieces in texts for piece in pieces]))
+        joined = []
+        for pieces in texts:
+            starts = np.cumsum([0, *map(len, pieces)])
+            parts = [(ids, offsets + start) for (ids, offsets), start in zip((next(tokenised) for _ in pieces), starts[:-1], strict=True)]
+            joined.append((np.concatenate([ids for ids, _ in parts]), np.concatenate([offsets for _, offsets in parts])))
+        return joined
 
     def _tokenise(self, texts: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Ids and character offsets [S, 2] of each text."""
@@ -119,20 +134,21 @@ class PromptEncoder:
     def _join(
         self,
         query: str,
-        prefix: tuple[str, list[Span]],
+        prefix: tuple[list[str], list[Span]],
         tokens: tuple[np.ndarray, np.ndarray],
         branch: tuple[np.ndarray, Span],
         keep_text: bool,
     ) -> EncodedContext:
         """Put the three parts together, shortening the documents first when they do not fit the model."""
-        (text, ranges), (prefix_ids, offsets) = prefix, tokens
+        (pieces, ranges), (prefix_ids, offsets) = prefix, tokens
+        text = "".join(pieces)
         branch_ids, rows = branch
         calibration_ids, calibration_rows = self._calibration
         is_shortened = False
         if self.max_length is not None:
             room = self.max_length - max(len(branch_ids), len(calibration_ids))
-            if len(prefix_ids) > room:
-                text, ranges, prefix_ids, offsets = self._shorten(query, text, ranges, prefix_ids, offsets, room)
+            if self._positions(offsets, ranges) > room:
+                text, ranges, prefix_ids, offsets = self._shorten(query, text, ranges, offsets, room)
                 is_shortened = True
         spans = tuple(_tokens_in(offsets, *span) for span in ranges)
         start = len(prefix_ids)
@@ -146,6 +162,7 @@ class PromptEncoder:
             calibration_rows=(second + calibration_rows[0], second + calibration_rows[1]),
             document_spans=spans,
             is_shortened=is_shortened,
+            is_parallel=self.template.is_parallel,
             document_texts=tuple(text[begin:end] for begin, end in ranges) if keep_text else (),
             token_offsets=tuple(
                 np.clip(offsets[first:last] - begin, 0, end - begin) for (first, last), (begin, end) in zip(spans, ranges, strict=True)
@@ -154,24 +171,33 @@ class PromptEncoder:
             else (),
         )
 
+    def _positions(self, offsets: np.ndarray, ranges: Sequence[Span]) -> int:
+        """Positions that a prefix takes: one a token, or those of the opening and the longest document side by side."""
+        if not self.template.is_parallel:
+            return len(offsets)
+        starts = [_tokens_in(offsets, *span)[0] for span in ranges]
+        return starts[0] + int(np.diff([*starts, len(offsets)]).max())
+
     def _shorten(
-        self, query: str, text: str, ranges: list[Span], ids: np.ndarray, offsets: np.ndarray, room: int
+        self, query: str, text: str, ranges: list[Span], offsets: np.ndarray, room: int
     ) -> tuple[str, list[Span], np.ndarray, np.ndarray]:
         """Cut every document to the same number of tokens, the largest that fits ``room``; short ones stay whole."""
         spans = [_tokens_in(offsets, *span) for span in ranges]
         lengths = np.array([end - start for start, end in spans])
-        overhead = len(ids) - int(lengths.sum())
-        limit = _even_limit(lengths, room - overhead)
+        limit = _even_limit(lengths, room - (len(offsets) - int(lengths.sum())))
+        if self.template.is_parallel:  # side by side, no document takes room from another
+            limit = room - (self._positions(offsets, ranges) - int(lengths.max()))
         while limit >= min(MIN_DOCUMENT_TOKENS, int(lengths.max())):
             pieces = []
             for (first, last), (begin, end) in zip(spans, ranges, strict=True):
                 cut = end if last - first <= limit else int(offsets[first + limit - 1][1])
                 pieces.append(text[begin:cut].rstrip())
-            new_text, new_ranges = self._prefix(pieces)
-            new_ids, new_offsets = self._tokenise([new_text])[0]
-            if len(new_ids) <= room:
-                return new_text, new_ranges, new_ids, new_offsets
-            limit -= max(1, (len(new_ids) - room) // len(spans))  # a cut may split a token in two: take a little more
+            new_pieces, new_ranges = self._prefix(pieces)
+            new_ids, new_offsets = self._tokenise_pieces([new_pieces])[0]
+            excess = self._positions(new_offsets, new_ranges) - room
+            if excess <= 0:
+                return "".join(new_pieces), new_ranges, new_ids, new_offsets
+            limit -= max(1, excess // len(spans))  # a cut may split a token in two: take a little more
         raise InputError(
             f"query {shown(query)}: {len(ranges)} documents do not fit the model's context of {self.max_length} tokens even at "
             f"{MIN_DOCUMENT_TOKENS} tokens each; rank fewer documents (--depth) or shorten the query"

@@ -107,7 +107,7 @@ class HeadRankCoreAttention(MegatronModule):
         packed_seq_params: PackedSeqParams | None = None,
         **_: Any,
     ) -> torch.Tensor:
-        """Context [S, B, P*D] of query [S, B, P, D] over key and value [S, B, G, D], always causal."""
+        """Context [S, B, P*D] of query [S, B, P, D] over key and value [S, B, G, D], causal unless documents stand side by side."""
         capture = packed_seq_params if isinstance(packed_seq_params, RowCapture) else None
         if capture is None and packed_seq_params is not None:
             raise NotImplementedError("HeadRank's core attention does not take packed (thd) sequences")
@@ -115,7 +115,7 @@ class HeadRankCoreAttention(MegatronModule):
         if capture is not None:
             capture.read(self.layer_number - 1, query_BPSD, key_BGSD, self.softmax_scale)
         layout = None if capture is None else capture.layout
-        if self.fused is not None:
+        if self.fused is not None and (layout is None or layout.blocks is None):
             context = self.fused(query, key, value, attention_mask, attn_mask_type=AttnMaskType.causal)
             if layout is None or not layout.has_calibration:
                 return context
@@ -129,7 +129,7 @@ class HeadRankCoreAttention(MegatronModule):
 
 
 class FusedHeadRankCoreAttention(HeadRankCoreAttention):
-    """The same with Transformer Engine's fused attention for the causal context."""
+    """The same with Transformer Engine's fused attention for the causal context; documents side by side are SDPA's here too."""
 
     def _build_fused(self, **arguments: Any) -> torch.nn.Module:
         from megatron.core.extensions.transformer_engine import TEDotProductAttention

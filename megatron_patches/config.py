@@ -190,10 +190,17 @@ def check_network_flags(args: argparse.Namespace, shape: ModelShape) -> None:
             )
 
 
-def check_position_span(config: TrainingConfig, shape: ModelShape) -> None:
-    """Refuse to spread lists over positions that the model does not have."""
-    if config.position_span is not None and config.position_span > shape.max_positions:
+def check_position_span(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> None:
+    """Refuse to spread lists over positions that the model does not have, and documents that stand side by side."""
+    if config.position_span is None:
+        return
+    if config.position_span > shape.max_positions:
         raise InputError(f"--headrank-position-span {config.position_span}: the model has {shape.max_positions} positions; lower it")
+    if heads.prompt.is_parallel:
+        raise InputError(
+            f"--headrank-position-span {config.position_span}: {config.heads} has documents side by side (--document-layout parallel), "
+            "all at the same distance; remove the flag"
+        )
 
 
 def check_heads(heads: HeadSet, shape: ModelShape, config: TrainingConfig) -> None:

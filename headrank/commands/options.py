@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from headrank.errors import InputError
 from headrank.formats import Collection
-from headrank.prompt import ORDERS, QUERY_ROWS, PromptTemplate
+from headrank.prompt import LAYOUTS, ORDERS, QUERY_ROWS, PromptTemplate
 
 Item = TypeVar("Item")
-_PROMPT_SWITCHES = ("query_rows", "order", "max_words")
+_PROMPT_SWITCHES = ("query_rows", "order", "max_words", "document_layout")
 
 
 def add_collection_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -50,6 +50,11 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
         help="rows of I_q: the query's own tokens, these and the chat suffix, or instruction through suffix",
     )
     group.add_argument("--order", choices=ORDERS, help="document order in the prompt: retriever (best first) or reversed (best last)")
+    group.add_argument(
+        "--document-layout",
+        choices=LAYOUTS,
+        help="sequential: each document reads those before it (default); parallel: side by side, so that no order of the list changes a score",
+    )
     group.add_argument("--max-words", type=int, metavar="N", help="words kept of each document (default 300)")
     return group
 

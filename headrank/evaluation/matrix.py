@@ -26,7 +26,7 @@ from headrank.evaluation.measures import evaluate_run, measure_name
 from headrank.evaluation.metrics_file import META, read_facts, write_metrics
 from headrank.files import file_sha256
 from headrank.formats import Collection, read_json, read_qrels, read_run, write_json, write_jsonl, write_run
-from headrank.prompt import QUERY_ROWS
+from headrank.prompt import LAYOUTS, QUERY_ROWS
 
 _log = logging.getLogger(__name__)
 SETTINGS = "cell.json"
@@ -78,7 +78,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--batch-size", "queries a forward"),
     ):
         how.add_argument(flag, help=f"passed to 'headrank rerank': {meaning}")
-    how.add_argument("--query-rows", choices=QUERY_ROWS, help="passed to 'headrank rerank'")
+    how.add_argument(
+        "--query-rows", choices=QUERY_ROWS, help="passed to 'headrank rerank': rows of I_q (default: those of the heads' prompt)"
+    )
+    how.add_argument("--document-layout", choices=LAYOUTS, help="passed to 'headrank rerank': documents one after another or side by side")
     how.add_argument("--max-words", help="passed to 'headrank rerank'")
     how.add_argument("--api-base", metavar="URL", help="rankgpt through an OpenAI-compatible endpoint")
 
@@ -181,7 +184,7 @@ def rerank_arguments(cell: MatrixCell, folder: Path, args: argparse.Namespace) -
     words += ["--heads", cell.heads] if cell.heads else []
     words += ["--shuffle", str(args.shuffle_seed)] if cell.order == "shuffled" else []
     words += ["--order", "reversed"] if cell.order == "reversed" else []
-    for name in ("only", "device", "dtype", "batch_size", "query_rows", "max_words", "api_base"):
+    for name in ("only", "device", "dtype", "batch_size", "query_rows", "document_layout", "max_words", "api_base"):
         value = getattr(args, name)
         words += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
     return words + (["--restart"] if args.restart else [])
@@ -233,7 +236,8 @@ def _state(folder: Path, settings: dict[str, Any], restart: bool) -> str:
 def _shared(args: argparse.Namespace) -> dict[str, Any]:
     """The settings that all cells have in common."""
     names = ("query_rows", "max_words", "dtype", "shuffle_seed", "api_base")
-    return {name: getattr(args, name) for name in names} | {"only": sorted(_query_ids(args.only) or [])}
+    layout = {} if args.document_layout is None else {"document_layout": args.document_layout}  # cells from before it stay done
+    return {name: getattr(args, name) for name in names} | layout | {"only": sorted(_query_ids(args.only) or [])}
 
 
 def _query_ids(path: str | None) -> set[str] | None:

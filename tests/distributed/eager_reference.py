@@ -10,9 +10,10 @@ import torch
 import transformers
 
 from headrank.spans import EncodedContext
+from tests.slow_reference import slow_parallel_prompt
 
 
-def toy_contexts(vocab: int) -> list[EncodedContext]:
+def toy_contexts(vocab: int, *, is_parallel: bool = False) -> list[EncodedContext]:
     """Two prompts of different length and number of documents, one of them with a one-token document."""
     generator = np.random.default_rng(5)
 
@@ -21,7 +22,8 @@ def toy_contexts(vocab: int) -> list[EncodedContext]:
         ids = generator.integers(3, vocab, prefix + query).astype(np.int32)
         ids = np.concatenate([ids, np.arange(7, 7 + calibration, dtype=np.int32)])
         start, second = prefix, prefix + query
-        return EncodedContext(ids, prefix, query, calibration, (start + 2, start + query - 1), (second + 2, second + 4), spans)
+        rows = (start + 2, start + query - 1), (second + 2, second + 4)
+        return EncodedContext(ids, prefix, query, calibration, *rows, spans, is_parallel=is_parallel)
 
     return [context(61, 9, ((3, 20), (22, 40), (44, 60))), context(47, 6, ((3, 25), (30, 31)))]
 
@@ -63,8 +65,9 @@ class EagerReference:
         """Averaged rows [L][H] of both passes over the prefix, and what follows from them."""
         ids = torch.from_numpy(context.input_ids.astype(np.int64))
         prefix, query = context.prefix_length, context.query_length
-        first = model(ids[None, : prefix + query], output_attentions=True)
-        second = model(torch.cat([ids[:prefix], ids[prefix + query :]])[None], output_attentions=True)
+        passes = [ids[: prefix + query], torch.cat([ids[:prefix], ids[prefix + query :]])]
+        how = [slow_parallel_prompt(context, len(tokens), model.config) if context.is_parallel else {} for tokens in passes]
+        first, second = (model(tokens[None], output_attentions=True, **extra) for tokens, extra in zip(passes, how, strict=True))
         rows, neutral_rows = slice(*context.query_rows), slice(*(row - query for row in context.calibration_rows))
         averaged = [attention[0][:, rows].mean(1) for attention in first.attentions]
         neutral = [attention[0][:, neutral_rows].mean(1) for attention in second.attentions]

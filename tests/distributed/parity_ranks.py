@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,10 @@ def compare_sizes(
     shape = ModelShape.from_hf(directory)
     ids_BS, layout = batch_contexts(contexts)
     plain = [
-        EncodedContext(c.input_ids[: -c.calibration_length], c.prefix_length, c.query_length, 0, c.query_rows, (0, 0), c.document_spans)
-        for c in contexts
+        dataclasses.replace(
+            context, input_ids=context.input_ids[: -context.calibration_length], calibration_length=0, calibration_rows=(0, 0)
+        )
+        for context in contexts
     ]
     plain_ids_BS, plain_layout = batch_contexts(plain)
     last_layer = max(heads)

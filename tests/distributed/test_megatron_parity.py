@@ -1,4 +1,4 @@
-"""The Megatron model against Hugging Face eager in float32: every number and every gradient, at TP 1, 2 and 4."""
+"""The Megatron model against Hugging Face eager in float32: every number and every gradient, at TP 1, 2 and 4, in both layouts of documents."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def model(tmp_path_factory):
     return make_tiny_model(tmp_path_factory.mktemp("parity") / "qwen3", "qwen3", vocab_size=VOCABULARY)
 
 
-@pytest.fixture(scope="module")
-def contexts():
-    return toy_contexts(VOCABULARY)
+@pytest.fixture(scope="module", params=["sequential", "parallel"])
+def contexts(request):
+    return toy_contexts(VOCABULARY, is_parallel=request.param == "parallel")
 
 
 @pytest.fixture(scope="module")

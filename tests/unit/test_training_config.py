@@ -9,6 +9,7 @@ import pytest
 
 from headrank.errors import InputError
 from headrank.heads import HeadSet
+from headrank.prompt import PromptTemplate
 from megatron_patches.arguments import HEADRANK_FLAGS, MEGATRON_FLAGS, NETWORK_FLAGS, build_parser, parse_arguments
 from megatron_patches.config import changed_fields, check_heads, check_network_flags, check_position_span, config_from
 from megatron_patches.config_checks import check_machine
@@ -141,10 +142,19 @@ def shape_of_tiny_qwen() -> ModelShape:
 
 def test_lists_are_spread_over_positions_that_the_model_has():
     shape = shape_of_tiny_qwen()  # 2,048 positions
+    heads = HeadSet(((0, 1),), "headrank", "tiny", num_layers=4, num_heads=8)
     for flags in ([], ["--headrank-position-span", "2048"]):
-        check_position_span(config(*flags), shape)
+        check_position_span(config(*flags), shape, heads)
     with pytest.raises(InputError, match="--headrank-position-span 2049: the model has 2048 positions; lower it"):
-        check_position_span(config("--headrank-position-span", "2049"), shape)
+        check_position_span(config("--headrank-position-span", "2049"), shape, heads)
+
+
+def test_documents_side_by_side_are_not_spread():
+    prompt = PromptTemplate(document_layout="parallel")
+    heads = HeadSet(((0, 1),), "headrank", "tiny", num_layers=4, num_heads=8, prompt=prompt)
+    check_position_span(config(), shape_of_tiny_qwen(), heads)
+    with pytest.raises(InputError, match="documents side by side.*remove the flag"):
+        check_position_span(config("--headrank-position-span", "500"), shape_of_tiny_qwen(), heads)
 
 
 def test_heads_of_another_model_are_refused():
