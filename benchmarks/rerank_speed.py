@@ -4,6 +4,7 @@ Contenders, interleaved round by round in one process on one prompt (embedded mo
 
   floor    a bare SDPA forward of the first l_max + 1 layers over the prompt, ids given
   ours     HeadRankReranker, tokenisation and both branches included
+  parallel the same with documents side by side: attention linear in their number
   two-pass two calls of the plain causal LM with SDPA and a KV cache (query, then N/A), rows recomputed from the kept
            queries and keys: how ICR and CoRe work
   eager    attn_implementation="eager" with output_attentions, two full passes (fewer passages: it is quadratic)
@@ -70,7 +71,7 @@ def pairs(documents: list[str]) -> list[tuple[str, str]]:
 
 
 class Contenders:
-    """The four ways, built on demand so that a memory run loads only one."""
+    """The ways, built on demand so that a memory run loads only one."""
 
     def __init__(self, model: str, num_passages: int, last_layer: int) -> None:
         """``last_layer`` is l_max for the floor and for ours."""
@@ -88,7 +89,14 @@ class Contenders:
 
     def build(self, name: str) -> Work:
         """A function of the documents that does the contender's whole work once."""
-        ways = {"floor": self._floor, "ours": self._ours, "two-pass": self._two_pass, "lean": self._lean, "eager": self._eager}
+        ways = {
+            "floor": self._floor,
+            "ours": self._ours,
+            "parallel": self._parallel,
+            "two-pass": self._two_pass,
+            "lean": self._lean,
+            "eager": self._eager,
+        }
         with quiet_loading():
             return ways[name]()
 
@@ -107,6 +115,10 @@ class Contenders:
 
     def _ours(self) -> Work:
         reranker = HeadRankReranker.from_pretrained(self.model, self.heads)
+        return lambda documents: reranker.rank(QUERY, documents)
+
+    def _parallel(self) -> Work:
+        reranker = HeadRankReranker.from_pretrained(self.model, self.heads, prompt=PromptTemplate(document_layout="parallel"))
         return lambda documents: reranker.rank(QUERY, documents)
 
     def _two_pass(self) -> Work:
@@ -265,13 +277,15 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{args.passages} passages, {context.length} tokens, layers {args.last_layer + 1}/{contenders.num_layers}, {args.rounds} rounds")
     for threads in dict.fromkeys(args.threads):
         torch.set_num_threads(threads)
-        times = time_interleaved(contenders, ["floor", "ours", "two-pass"], args.rounds)
+        times = time_interleaved(contenders, ["floor", "ours", "parallel", "two-pass"], args.rounds)
         medians = {name: statistics.median(values) for name, values in times.items()}
-        ratio = {name: statistics.median(a / b for a, b in zip(times["ours"], times[name], strict=True)) for name in ("floor", "two-pass")}
+        others = ("floor", "two-pass", "parallel")
+        ratio = {name: statistics.median(a / b for a, b in zip(times["ours"], times[name], strict=True)) for name in others}
         peak = matmul_peak()
         share = forward_flops(contenders, context.length) / medians["ours"] / peak
         print(
-            f"threads {threads}: floor {medians['floor']:.2f} s, ours {medians['ours']:.2f} s, two-pass {medians['two-pass']:.2f} s | "
+            f"threads {threads}: floor {medians['floor']:.2f} s, ours {medians['ours']:.2f} s, two-pass {medians['two-pass']:.2f} s, "
+            f"parallel {medians['parallel']:.2f} s | ours/parallel {ratio['parallel']:.3f}, "
             f"ours/floor {ratio['floor']:.3f} (bar 1.10), ours/two-pass {ratio['two-pass']:.3f} (bar 0.50) | "
             f"{context.length / medians['ours']:.0f} tokens/s, {share:.0%} of the measured matmul peak ({peak / 1e9:.0f} GFLOP/s)"
         )

@@ -145,7 +145,8 @@ def _parallel_context(
     window: int | None,
 ) -> torch.Tensor:
     """The same where documents see the opening and themselves only; the branches see everything before them."""
-    opening = causal_context(*(values[:, :, : blocks.opening_length] for values in (query, key, value)), scale, window)
+    first = slice(0, blocks.opening_length)
+    opening = causal_context(query[:, :, first], key[:, :, first], value[:, :, first], scale, window)
     keys, values = (split_blocks(tensor, blocks, with_opening=True) for tensor in (key, value))
     documents = _attend(split_blocks(query, blocks, with_opening=False), keys, values, attn_mask=block_mask(blocks, window), scale=scale)
     rows_BR = torch.cat([blocks.query_branch_BR, layout.calibration_rows_BC], dim=1)

@@ -79,7 +79,7 @@ def take_tokens(values: torch.Tensor, index_BT: torch.Tensor) -> torch.Tensor:
 
 def split_blocks(values: torch.Tensor, blocks: DocumentBlocks, *, with_opening: bool) -> torch.Tensor:
     """Values [B, H, S, D] as a batch of blocks [B * N, H, (P +) T, D], each behind a copy of the opening when asked for."""
-    batch, num_documents, longest = blocks.tokens_BNT.shape
+    num_documents, longest = blocks.tokens_BNT.shape[1:]
     split = take_tokens(values, blocks.tokens_BNT.flatten(1)).unflatten(2, (num_documents, longest)).transpose(1, 2)
     if with_opening:
         opening = values[:, None, :, : blocks.opening_length].expand(-1, num_documents, -1, -1, -1)

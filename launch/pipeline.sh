@@ -138,7 +138,7 @@ for ((round = 1; round <= ROUNDS; round++)); do
         "${DATA_ARGS[@]}" "${HEADRANK_ARGS[@]}" --headrank-model "$base" --headrank-heads "$heads" --save "$here/train" "${TRAIN_FLAGS[@]}"
     phase "4-trained.$round" "$here/hf" config.json "${EXPORT[@]}" --checkpoint "$here/train$best" --base "$base" --output "$here/hf"
     if ((RESELECT)); then
-        phase "4-reselect.$round" "$here/heads.json" "" "${SELECT[@]}" --model "$here/hf" --prompt-of "$heads" --output "$here/heads.json"
+        phase "4-reselect.$round" "$here/heads.json" "" "${SELECT[@]}" --model "$here/hf" --prompt-of "$here/hf" --output "$here/heads.json"
         heads=$here/heads.json
     fi
     base=$here/hf

@@ -4,7 +4,10 @@
 #   TRAIN="dl21 dl23-llmjudge" EVAL="dl19=DIR nfcorpus=DIR ..." OUTPUT=runs/results launch/results.sh [flags for pretrain_headrank.py]
 #   PHASES="heads train" ... launch/results.sh  # some of: heads train evaluate rankgpt report (the default: all, in this order)
 #
-# The documents of the training lists are spread over the positions of a long prompt (SPAN), so that short lists teach long ones.
+# All heads are selected on the paper's prompt. HeadRank then reads documents side by side (LAYOUT): no order of a list changes its scores,
+# and it is measured in one order only. The training-free methods are measured as their papers have them, in every one of ORDERS, and side
+# by side too (rows '+parallel'). With LAYOUT=sequential HeadRank has the paper's prompt, in every order, and the documents of its training
+# lists are spread over the positions of a long one (SPAN), so that short lists teach long ones.
 # Everything resumes: stop it at any time and start it again. Settings were chosen with launch/tune.sh on VALID_QUERIES, which are
 # training queries; the test collections are read by 'evaluate' and 'rankgpt' only.
 set -euo pipefail
@@ -24,6 +27,7 @@ MAX_WORDS=${MAX_WORDS:-64}                     # words of a document in a prompt
 WORDS=${WORDS:-hotpotqa100=80 noveleval=128}   # NAME=N: another number for a test collection whose documents are longer
 DTYPE=${DTYPE:-bfloat16}                       # of training and reranking; float32 where the processor has no bfloat16 products
 QUERY_ROWS=${QUERY_ROWS:-query}
+LAYOUT=${LAYOUT:-parallel}                     # of the documents in HeadRank's prompt: parallel or sequential
 NEEDLES=${NEEDLES:-20}
 RANKGPT=${RANKGPT:-dl19}                       # test collection on which RankGPT writes its rankings, on SAMPLES/rankgpt.qids
 PHASES=${PHASES:-heads train evaluate rankgpt report}
@@ -31,9 +35,10 @@ JOBS=${JOBS:-1}                                # trainings, then measurements, a
 # Heads come from the embedded collection: the judged lists of TREC DL are too noisy to rank heads by (docs/results.md).
 export SELECT_ON=${SELECT_ON:-examples/collection} DEPTH=${DEPTH:-12} # candidates in a list for head selection
 export SELECT_FLAGS=${SELECT_FLAGS:---only examples/collection/train.qids --no-retriever-order --prune 0.3}
-export PAIRS_FLAGS=${PAIRS_FLAGS:---depth 100 --unjudged-as-zero --sublists 3 --sublist-size 8-16} # training lists, drawn from the top 100
-SPAN=${SPAN-5000}                              # positions that a training list may cover; empty: those of its tokens
-export PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-1e-4} EPOCHS=${EPOCHS:-1} PAIRS_PER_CONTEXT=${PAIRS_PER_CONTEXT:-64}
+export PAIRS_FLAGS=${PAIRS_FLAGS:---depth 100 --unjudged-as-zero --sublists 2 --sublist-size 8-16} # training lists, drawn from the top 100
+[[ $LAYOUT == parallel ]] || { SPAN=${SPAN-5000} PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-1e-4}; }
+SPAN=${SPAN:-}                                 # positions that a training list may cover; empty: those of its tokens
+export PERMUTATIONS=${PERMUTATIONS:-0} LR=${LR:-3e-5} EPOCHS=${EPOCHS:-1} PAIRS_PER_CONTEXT=${PAIRS_PER_CONTEXT:-64}
 export GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-1} NPROC=${NPROC:-1} SAVE_INTERVAL=${SAVE_INTERVAL:-50} PYTHON=${PYTHON:-python} DRY_RUN=${DRY_RUN:-0}
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" STATISTICS=${STATISTICS:-$OUTPUT/head-statistics}
 HEADRANK=("$PYTHON" -m headrank)
@@ -46,11 +51,18 @@ need_number PERMUTATIONS 0
 for name in SEEDS DEPTHS; do need_numbers "$name"; done
 need_one_of DTYPE bfloat16 float32
 need_one_of QUERY_ROWS query query-suffix instruction
+need_one_of LAYOUT parallel sequential
 JOBS=$((10#$JOBS)) CORES=$(getconf _NPROCESSORS_ONLN) pids=()
 
 FLAGS=()
 [[ $DTYPE == float32 ]] || FLAGS+=(--bf16)
 ((!PERMUTATIONS)) || FLAGS+=(--headrank-with-retriever-order) # lists come in the retriever's order and shuffled, as in the tests
+shuffles=$PERMUTATIONS AGAIN=$SELECT_FLAGS # of the lists that heads are selected on, before training and after it
+if [[ $LAYOUT == parallel ]]; then
+    FLAGS+=(--headrank-document-layout parallel)
+    # tau 0.001 would prefer heads of the first layers there; every order is the same
+    shuffles=1 AGAIN="--temperature 0.01 ${SELECT_FLAGS//--no-retriever-order/}"
+fi
 FLAGS+=(--lr-decay-style cosine --lr-warmup-iters 6 ${SPAN:+--headrank-position-span "$SPAN"})
 
 wants() { [[ " $PHASES " == *" $1 "* ]]; }
@@ -76,7 +88,7 @@ selection_lists "${COLLECTIONS[@]}"
 
 if wants heads; then # every method's as its own paper has it, off the same forwards; NIAH's from needles in the training passages
     once "$OUTPUT/heads.entropy.json" "$TRAIN_QUERIES" "${HEADRANK[@]}" select-heads --method entropy core qr --model "$MODEL" "${LISTS[@]}" \
-        --permutations "$PERMUTATIONS" --cache "$STATISTICS" "${PROMPT[@]}" "${SELECT_EXTRA[@]}" --output "$OUTPUT/heads.json"
+        --permutations "$shuffles" --cache "$STATISTICS" "${PROMPT[@]}" "${SELECT_EXTRA[@]}" --output "$OUTPUT/heads.json"
     once "$OUTPUT/heads.niah.json" "$TRAIN_QUERIES" "${HEADRANK[@]}" select-heads --method niah --model "$MODEL" "${COLLECTIONS[@]:0:2}" \
         --needles "$NEEDLES" "${PROMPT[@]}" --output "$OUTPUT/heads.niah.json"
 fi
@@ -108,7 +120,7 @@ finish() { # wait for all that was started; one that failed ends the study
 
 train_seed() { # SEED [flags]: one training of the heads that all seeds share
     local seed=$1 heads=$OUTPUT/heads.entropy.json; shift
-    MODEL=$MODEL COLLECTION=$TRAIN TRAIN_QUERIES=$TRAIN_QUERIES OUTPUT=$OUTPUT/seed-$seed SEED=$seed SELECT_FLAGS="${PROMPT[*]} $SELECT_FLAGS" \
+    MODEL=$MODEL COLLECTION=$TRAIN TRAIN_QUERIES=$TRAIN_QUERIES OUTPUT=$OUTPUT/seed-$seed SEED=$seed SELECT_FLAGS="${PROMPT[*]} $AGAIN" \
         HEADS=$heads launch/pipeline.sh "${FLAGS[@]}" "$@"
 }
 
@@ -127,9 +139,10 @@ useful_depths() { # FOLDER: those of DEPTHS that give other lists than the one b
     done
 }
 
-# cells MODEL METHODS... -- HEADS...: what is not done of one model, all its attention methods read off one forward
+# cells LAYOUT MODEL METHODS... -- HEADS...: what is not done of one model, all its attention methods read off one forward
 cells() {
-    local model=$1 methods=() entry name only words; shift
+    local layout=$1 model=$2 methods=() entry name only words how=(--orders "${orders[@]}"); shift 2
+    [[ $layout == sequential ]] || how=(--orders retriever --document-layout "$layout")
     while [[ $1 != -- ]]; do methods+=("$1"); shift; done; shift
     for entry in "${tests[@]}"; do
         name=${entry%%=*} only=() words=$MAX_WORDS
@@ -138,22 +151,28 @@ cells() {
         [[ ! -f $SAMPLES/$name.qids ]] || only=(--only "$SAMPLES/$name.qids")
         local measures=()
         [[ $name != hotpotqa* ]] || measures=(--measures R@2 R@5 nDCG@10)
-        start "$OUTPUT/logs/${model%%=*}.$name.txt" run "${HEADRANK[@]}" benchmark run --models "$model" --methods "${methods[@]}" \
-            --benchmarks "$entry" --heads "$@" --depths "${useful[@]}" --orders "${orders[@]}" "${PROMPT[@]:0:2}" --max-words "$words" --dtype "$DTYPE" \
+        start "$OUTPUT/logs/${model%%=*}.$layout.$name.txt" run "${HEADRANK[@]}" benchmark run --models "$model" --methods "${methods[@]}" \
+            --benchmarks "$entry" --heads "$@" --depths "${useful[@]}" "${how[@]}" "${PROMPT[@]:0:2}" --max-words "$words" --dtype "$DTYPE" \
             "${only[@]}" "${measures[@]}" --share-forward --output "$OUTPUT/matrix"
     done
 }
 
 if wants evaluate; then
-    methods=(bm25 icr core qr niah headrank+untrained)
-    heads=("core=$OUTPUT/heads.core.json" "qr=$OUTPUT/heads.qr.json" "niah=$OUTPUT/heads.niah.json" "headrank+untrained=$OUTPUT/heads.entropy.json")
+    methods=(bm25 icr core qr niah)
+    heads=("core=$OUTPUT/heads.core.json" "qr=$OUTPUT/heads.qr.json" "niah=$OUTPUT/heads.niah.json")
+    if [[ $LAYOUT == parallel ]]; then
+        cells sequential "base=$MODEL" "${methods[@]}" -- "${heads[@]}"
+        methods=(icr+parallel core+parallel qr+parallel)
+        heads=("core+parallel=$OUTPUT/heads.core.json" "qr+parallel=$OUTPUT/heads.qr.json")
+    fi
+    methods+=(headrank+untrained) heads+=("headrank+untrained=$OUTPUT/heads.entropy.json")
     for seed in "${seeds[@]}"; do
         methods+=("headrank+control-$seed") heads+=("headrank+control-$seed=$OUTPUT/seed-$seed/round-1/heads.json")
     done
-    cells "base=$MODEL" "${methods[@]}" -- "${heads[@]}"
+    cells "$LAYOUT" "base=$MODEL" "${methods[@]}" -- "${heads[@]}"
     for seed in "${seeds[@]}"; do
         here=$OUTPUT/seed-$seed
-        cells "trained@$seed=$here/round-1/hf" headrank+trained headrank -- "headrank+trained=$OUTPUT/heads.entropy.json" "headrank=$here/round-1/heads.json"
+        cells "$LAYOUT" "trained@$seed=$here/round-1/hf" headrank+trained headrank -- "headrank+trained=$OUTPUT/heads.entropy.json" "headrank=$here/round-1/heads.json"
     done
     finish
 fi

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrank.loss_settings import DEFAULT_SCALES, OBJECTIVES, SCALINGS
+from headrank.prompt import LAYOUTS
 
 Flag = tuple[str, dict[str, Any]]
 
@@ -185,6 +186,14 @@ HEADRANK_FLAGS: list[Flag] = [
         None,
         "heads.json of 'headrank select-heads': the core heads and the prompt they were selected with.",
         metavar="FILE",
+    ),
+    _value(
+        "--headrank-document-layout",
+        str,
+        None,
+        "Documents one after another (sequential) or side by side, where no order of a list changes a score (parallel); by default as in "
+        "the heads' prompt. Heads that were selected in one layout may be trained in the other.",
+        choices=list(LAYOUTS),
     ),
     _switch("--headrank-all-heads", "Ablation 'w/ all heads': sum every head of the model instead of the core heads."),
     _value(

@@ -46,6 +46,7 @@ class TrainingConfig:
 
     model: str
     heads: str | None
+    document_layout: str | None
     all_heads: bool
     full_depth: bool
     pretrained_checkpoint: str | None
@@ -133,6 +134,7 @@ def config_from(args: argparse.Namespace, world_size: int) -> TrainingConfig:
     derived = {
         "model": args.headrank_model,
         "heads": args.headrank_heads,
+        "document_layout": args.headrank_document_layout,
         "all_heads": args.headrank_all_heads,
         "full_depth": args.headrank_full_depth,
         "tokenizer": args.tokenizer_model,
@@ -198,8 +200,8 @@ def check_position_span(config: TrainingConfig, shape: ModelShape, heads: HeadSe
         raise InputError(f"--headrank-position-span {config.position_span}: the model has {shape.max_positions} positions; lower it")
     if heads.prompt.is_parallel:
         raise InputError(
-            f"--headrank-position-span {config.position_span}: {config.heads} has documents side by side (--document-layout parallel), "
-            "all at the same distance; remove the flag"
+            f"--headrank-position-span {config.position_span}: documents stand side by side (layout 'parallel' of "
+            f"{'--headrank-document-layout' if config.document_layout else config.heads}), all at the same distance; remove the flag"
         )
 
 
@@ -218,6 +220,7 @@ def changed_fields(saved: Mapping[str, Any], config: TrainingConfig) -> list[str
     """Names of settings that change the objective or the data and differ from a checkpoint's, for a warning on resume."""
     watched = (
         "model",
+        "document_layout",
         "all_heads",
         "train_data",
         "epoch_unit",

@@ -18,6 +18,7 @@ from data_tools.training_set import Sample, TrainingSet
 from headrank.errors import InputError
 from headrank.heads import HeadSet, head_name
 from headrank.model_config import first_line, load_config
+from headrank.prompt import PromptTemplate
 from headrank.spans import PromptEncoder
 from megatron_patches import device
 from megatron_patches.assembly import build_optimizer, build_policy, data_parallel_rank, is_first_tensor_rank, saving_report, wrap_model
@@ -51,9 +52,12 @@ def resolve_model(config: TrainingConfig) -> TrainingConfig:
 
 
 def load_heads(config: TrainingConfig, shape: ModelShape) -> HeadSet:
-    """The core heads, or every head with the prompt of heads.json for the ablation."""
+    """The core heads, or every head with the prompt of heads.json for the ablation; --headrank-document-layout changes that prompt."""
     assert config.heads is not None
     heads = HeadSet.load(config.heads)
+    if config.document_layout is not None:
+        prompt = PromptTemplate.from_dict(heads.prompt.to_dict() | {"document_layout": config.document_layout})
+        heads = dataclasses.replace(heads, prompt=prompt)
     if not config.all_heads:
         return heads
     return HeadSet.all_heads(shape.layers, shape.heads, model=heads.model, prompt=heads.prompt)

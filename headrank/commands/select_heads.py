@@ -36,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_input_arguments(parser)
     options.add_model_arguments(parser)
     options.add_prompt_arguments(parser).add_argument(
-        "--prompt-of", metavar="FILE", help="the prompt of these heads where no switch is given: to select again after training"
+        "--prompt-of",
+        metavar="FILE",
+        help="the prompt of this heads.json or exported model where no switch is given: to select again after training",
     )
     group = parser.add_argument_group("selection")
     group.add_argument("--output", metavar="FILE", required=True, help="heads.json to write; FILE's stem also names the picture")
@@ -147,8 +149,12 @@ def _attention_selection(args: argparse.Namespace, methods: list[str]) -> list[H
 
 def _prompt(args: argparse.Namespace) -> PromptTemplate:
     from headrank.heads import HeadSet
+    from headrank.reranker import choose_heads
 
-    return options.prompt_from(args, HeadSet.load(args.prompt_of).prompt if args.prompt_of else None)
+    if args.prompt_of is None:
+        return options.prompt_from(args)
+    is_model = Path(args.prompt_of).is_dir()
+    return options.prompt_from(args, (choose_heads(args.prompt_of, None) if is_model else HeadSet.load(args.prompt_of)).prompt)
 
 
 def _load_reader(args: argparse.Namespace) -> AttentionReader:

@@ -1,4 +1,4 @@
-"""The Megatron model against Hugging Face eager in float32: every number and every gradient, at TP 1, 2 and 4, in both layouts of documents."""
+"""The Megatron model against Hugging Face eager in float32: every number and gradient, at TP 1, 2 and 4, in both document layouts."""
 
 from __future__ import annotations
 

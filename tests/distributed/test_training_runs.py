@@ -66,6 +66,21 @@ def test_losses_agree_step_by_step_whatever_the_sizes(forge, toy, alone, tmp_pat
             assert row[name] == pytest.approx(other[name], abs=SAME_LOSS, rel=SAME_LOSS), (row["iteration"], name)
 
 
+def test_side_by_side_no_order_of_the_lists_changes_a_step_and_the_checkpoint_knows_its_layout(forge, toy, alone, tmp_path):
+    layout = ("--headrank-document-layout", "parallel")
+    runs = {"tp2": (2, ("--tensor-model-parallel-size", "2")), "shuffled": (1, ("--headrank-permutations", "3"))}
+    outcome = forge.run(flags(toy, tmp_path / "one", *layout), tmp_path / "log")
+    assert outcome.codes == (0,), outcome.said
+    expected = [row["total"] for row in events(tmp_path / "one")]
+    assert expected != [row["total"] for row in events(alone)], "the toy model must tell the layouts apart"
+    for name, (ranks, more) in runs.items():
+        outcome = forge.run(flags(toy, tmp_path / name, *layout, *more), tmp_path / "log", ranks=ranks)
+        assert set(outcome.codes) == {0}, outcome.said
+        assert [row["total"] for row in events(tmp_path / name)] == pytest.approx(expected, abs=SAME_LOSS, rel=SAME_LOSS), name
+    outcome = forge.run(flags(toy, tmp_path / "one", "--headrank-document-layout", "sequential", iterations=STEPS + 1), tmp_path / "log")
+    assert "document_layout" in outcome.said, "another layout than the checkpoint's is at least a warning"
+
+
 def test_overlapped_gathering_saves_and_evaluates_whole_parameters(forge, toy, tmp_path):
     digests = []
     for name, overlap in (("with", ("--overlap-grad-reduce", "--overlap-param-gather")), ("without", ())):

@@ -202,6 +202,17 @@ def test_orders_and_depths_are_cells_of_their_own(collection: Path, tmp_path: Pa
     assert sum("--order reversed" in line for line in told) == 2
 
 
+def test_another_layout_of_documents_is_another_setting_of_a_cell(collection: Path, tmp_path: Path) -> None:
+    rerank = FakeRerank()
+    words = ["--models", "m=x", "--methods", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o")]
+    assert matrix.run(parse(*words), execute=rerank) == 0
+    assert "--document-layout" not in rerank.calls[0]
+    with pytest.raises(InputError, match="begun with another document_layout"):
+        matrix.run(parse(*words, "--document-layout", "parallel"), execute=rerank)
+    assert matrix.run(parse(*words, "--document-layout", "parallel", "--restart"), execute=rerank) == 0
+    assert " ".join(rerank.calls[1]).count("--document-layout parallel") == 1
+
+
 def test_a_dry_run_does_nothing(collection: Path, tmp_path: Path) -> None:
     rerank = FakeRerank()
     words = ["--models", "m=x", "--methods", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o"), "--dry-run"]

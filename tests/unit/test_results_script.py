@@ -44,7 +44,7 @@ def test_every_command_of_the_study_is_accepted_by_its_parser(tmp_path: Path) ->
         else:
             build_verb_parser(verb).parse_args(words)
     verbs = [words[0] for words in seen]
-    assert verbs.count("train") == 2 and verbs.count("benchmark") == 2 * (1 + 2) + 1 and verbs[-1] == "report"
+    assert verbs.count("train") == 2 and verbs.count("benchmark") == 2 * (2 + 2) + 1 and verbs[-1] == "report"
 
 
 def test_a_phase_that_does_not_exist_is_refused(tmp_path: Path) -> None:
@@ -64,6 +64,7 @@ def test_a_phase_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         ("SEEDS", " ", "SEEDS is empty; give whole numbers, separated by spaces"),
         ("PERMUTATIONS", "x", "PERMUTATIONS 'x' is not a whole number of at least 0"),
         ("QUERY_ROWS", "rows", "QUERY_ROWS 'rows' is not one of: query query-suffix instruction"),
+        ("LAYOUT", "diagonal", "LAYOUT 'diagonal' is not one of: parallel sequential"),
         ("DTYPE", "float16", "DTYPE 'float16' is not one of: bfloat16 float32"),
         ("EVAL", "folder", "EVAL 'folder' is not NAME=FOLDER"),
         ("ORDERS", "sideways", "ORDERS 'sideways' is neither retriever nor shuffled"),
@@ -80,35 +81,64 @@ def test_training_never_sees_a_test_collection(tmp_path: Path) -> None:
         assert not {"x", "y"} & {word.partition("=")[2] or word for word in words}, verb
 
 
-def test_all_methods_heads_come_from_one_selection_that_training_and_reselection_repeat(tmp_path: Path) -> None:
+def test_sequential_heads_come_from_one_selection_that_training_and_reselection_repeat(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    seen = commands(tmp_path, PHASES="heads train", SEEDS="1", SELECT_ON="c d", SELECT_FLAGS="--prune 0.3")
+    seen = commands(tmp_path, PHASES="heads train", SEEDS="1", SELECT_ON="c d", SELECT_FLAGS="--prune 0.3", LAYOUT="sequential")
     chosen, again = (words for words in seen if words[0] == "select-heads" and "niah" not in words)
     for words in (chosen, again):
         args = build_verb_parser("select-heads").parse_args(words[1:])
         assert (args.collection, args.contexts, args.prune, args.max_words) == (["c", "d"], None, 0.3, 64)
+        assert (args.document_layout, args.permutations) == (None, 1)
     assert build_verb_parser("select-heads").parse_args(chosen[1:]).method == ["entropy", "core", "qr"]
-    train = next(words[1:] for words in seen if words[0] == "train")
-    assert config_from(parse_arguments(train), world_size=1).heads == str(out / "heads.entropy.json")
+    assert config_from(parse_arguments(trained_with(seen)), world_size=1).heads == str(out / "heads.entropy.json")
+
+
+def test_heads_are_selected_on_the_papers_prompt_and_trained_side_by_side(tmp_path: Path) -> None:
+    seen = commands(tmp_path, PHASES="heads train", SEEDS="1")
+    before, again = (
+        build_verb_parser("select-heads").parse_args(words[1:]) for words in seen if words[0] == "select-heads" and "niah" not in words
+    )
+    assert (before.document_layout, before.permutations, before.no_retriever_order, before.temperature) == (None, 1, True, None)
+    assert (again.permutations, again.no_retriever_order, again.temperature) == (0, False, 0.01)
+    assert again.prompt_of == again.model == str(tmp_path / "out" / "seed-1" / "round-1" / "hf"), "in the layout that was trained"
+    config = config_from(parse_arguments(trained_with(seen)), world_size=1)
+    assert (config.heads, config.document_layout) == (str(tmp_path / "out" / "heads.entropy.json"), "parallel")
+
+
+def trained_with(seen: list[list[str]]) -> list[str]:
+    return next(words[1:] for words in seen if words[0] == "train")
 
 
 def test_training_lists_come_in_the_orders_that_are_tested(tmp_path: Path) -> None:
     def trained(**variables: str) -> tuple[int, bool, bool]:
-        words = next(words[1:] for words in commands(tmp_path, PHASES="train", **variables) if words[0] == "train")
-        config = config_from(parse_arguments(words), world_size=1)
+        config = config_from(parse_arguments(trained_with(commands(tmp_path, PHASES="train", **variables))), world_size=1)
         return config.permutations, config.with_retriever_order, config.bf16
 
-    assert trained() == (1, True, True)
-    assert trained(PERMUTATIONS="0", DTYPE="float32") == (0, False, False)
+    assert trained() == (0, False, True)
+    assert trained(LAYOUT="sequential") == (1, True, True)
+    assert trained(LAYOUT="sequential", PERMUTATIONS="0", DTYPE="float32") == (0, False, False)
 
 
-def test_training_lists_are_spread_over_the_positions_of_a_long_prompt(tmp_path: Path) -> None:
+def test_lists_of_a_sequential_prompt_are_spread_over_the_positions_of_a_long_one(tmp_path: Path) -> None:
     def span(**variables: str) -> int | None:
-        words = next(words[1:] for words in commands(tmp_path, PHASES="train", **variables) if words[0] == "train")
-        return config_from(parse_arguments(words), world_size=1).position_span
+        return config_from(parse_arguments(trained_with(commands(tmp_path, PHASES="train", **variables))), world_size=1).position_span
 
-    assert span() == 5000
-    assert span(SPAN="") is None
+    assert span() is None
+    assert span(LAYOUT="sequential") == 5000
+    assert span(LAYOUT="sequential", SPAN="") is None
+
+
+def test_training_free_methods_are_measured_in_every_order_and_side_by_side_once(tmp_path: Path) -> None:
+    measured = {}
+    for words in commands(tmp_path, PHASES="evaluate", EVAL="dl19=x", SEEDS="1"):
+        args = build_verb_parser("benchmark").parse_args(words[1:])
+        measured[tuple(args.methods)] = (args.document_layout, args.orders)
+    side_by_side = ("parallel", ["retriever"])
+    assert measured == {
+        ("bm25", "icr", "core", "qr", "niah"): (None, ["retriever", "shuffled"]),
+        ("icr+parallel", "core+parallel", "qr+parallel", "headrank+untrained", "headrank+control-1"): side_by_side,
+        ("headrank+trained", "headrank"): side_by_side,
+    }
 
 
 def test_a_depth_that_gives_no_other_lists_is_left_out(tmp_path: Path) -> None:
@@ -129,7 +159,8 @@ def test_a_collection_of_long_documents_has_words_of_its_own(tmp_path: Path) -> 
 
 
 def test_the_control_reads_the_heads_of_every_seed_in_the_base_model(tmp_path: Path) -> None:
-    base = next(words for words in commands(tmp_path, PHASES="evaluate") if "base=embedded" in words)
+    base = next(words for words in commands(tmp_path, PHASES="evaluate") if "headrank+untrained" in words)
+    assert "base=embedded" in base
     for seed in (1, 2):
         assert f"headrank+control-{seed}={tmp_path / 'out'}/seed-{seed}/round-1/heads.json" in base
     assert "--share-forward" in base
@@ -143,11 +174,11 @@ def test_jobs_side_by_side_do_what_they_do_one_after_the_other(pipeline) -> None
     pipeline.machine(cores=4)
     code, made, said = pipeline.run(script="results.sh", JOBS="2", **given)
     assert code == 0, said
-    assert made.count("pretrain_headrank.py") == 3 and made.count("benchmark") == 4 and made.index("benchmark") > made.index("export-hf")
+    assert made.count("pretrain_headrank.py") == 3 and made.count("benchmark") == 5 and made.index("benchmark") > made.index("export-hf")
     assert [(pipeline.output / f"seed-{seed}/round-1/train/threads").read_text() for seed in (1, 2, 3)] == ["2\n"] * 3, "of four cores"
     assert "pretrain_headrank.py" in (pipeline.output / "logs/seed-1.txt").read_text()
     code, again, _ = pipeline.run(script="results.sh", **given)
-    assert code == 0 and again == ["benchmark"] * 4, "training is done, whatever JOBS was"
+    assert code == 0 and again == ["benchmark"] * 5, "training is done, whatever JOBS was"
 
 
 def test_a_training_that_fails_beside_others_ends_the_study_before_anything_is_measured(pipeline) -> None:

@@ -11,6 +11,7 @@ import pytest
 from headrank.baselines import METHODS, build_ranker
 from headrank.commands import main
 from headrank.errors import InputError
+from headrank.exported_model import FORMAT as EXPORTED
 from headrank.heads import HeadSet
 from headrank.prompt import PromptTemplate
 from headrank.reranker import HeadRankReranker
@@ -114,6 +115,17 @@ def test_the_prompt_of_other_heads_is_taken_where_no_switch_is_given(model, coll
     first, same, longer = (HeadSet.load(tmp_path / f"{name}.json").prompt for name in ("first", "same", "longer"))
     assert same == first
     assert (longer.max_words, longer.query_rows) == (5, "instruction")
+
+
+def test_an_exported_model_lends_its_prompt_too(model, collection, tmp_path) -> None:
+    assert select(model, collection, tmp_path / "first.json", "--document-layout", "parallel") == 0
+    (tmp_path / "exported").mkdir()
+    exported = {"format": EXPORTED, "heads": HeadSet.load(tmp_path / "first.json").to_dict()}
+    (tmp_path / "exported" / "headrank.json").write_text(json.dumps(exported))
+    assert select(model, collection, tmp_path / "same.json", "--prompt-of", str(tmp_path / "exported")) == 0
+    assert HeadSet.load(tmp_path / "same.json").prompt == HeadSet.load(tmp_path / "first.json").prompt
+    assert HeadSet.load(tmp_path / "same.json").prompt.is_parallel
+    assert select(model, collection, tmp_path / "none.json", "--prompt-of", str(tmp_path)) == 2
 
 
 def test_held_out_queries_are_not_read(model, collection, tmp_path) -> None:

@@ -153,7 +153,7 @@ def test_documents_side_by_side_are_not_spread():
     prompt = PromptTemplate(document_layout="parallel")
     heads = HeadSet(((0, 1),), "headrank", "tiny", num_layers=4, num_heads=8, prompt=prompt)
     check_position_span(config(), shape_of_tiny_qwen(), heads)
-    with pytest.raises(InputError, match="documents side by side.*remove the flag"):
+    with pytest.raises(InputError, match="documents stand side by side.*remove the flag"):
         check_position_span(config("--headrank-position-span", "500"), shape_of_tiny_qwen(), heads)
 
 
