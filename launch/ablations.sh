@@ -4,10 +4,10 @@
 #   COLLECTION="dl21 dl23" EVAL="dl19 noveleval" OUTPUT=runs/ablations launch/ablations.sh [flags for pretrain_headrank.py]
 #   VARIANTS="full no-omega" ... runs some of them. All variables of pipeline.sh but HEADS apply; it resumes where it stopped.
 #
-# EVAL are folders, not NAME=FOLDER. HEADS is refused: every variant selects its own. For TREC DL with the embedded model first export the
-# settings of launch/results.sh: TRAIN_QUERIES, SELECT_ON, DEPTH, SELECT_FLAGS (and in it --query-rows query --max-words 64), PAIRS_FLAGS,
-# PERMUTATIONS, LR, EPOCHS, PAIRS_PER_CONTEXT, GLOBAL_BATCH_SIZE; and give its --bf16 --headrank-with-retriever-order --lr-decay-style cosine
-# --lr-warmup-iters 6 --headrank-position-span 5000.
+# EVAL are folders, not NAME=FOLDER. HEADS is refused: every variant selects its own, on the paper's prompt. LAYOUT=parallel trains and measures
+# them with documents side by side, where an empty SHUFFLE saves half of the measurements. For TREC DL with the embedded model first export
+# the settings of launch/results.sh: TRAIN_QUERIES, SELECT_ON, DEPTH, SELECT_FLAGS (and in it --query-rows query --max-words 64), PAIRS_FLAGS,
+# PERMUTATIONS, LR, EPOCHS, PAIRS_PER_CONTEXT, GLOBAL_BATCH_SIZE; and give its --bf16 --lr-decay-style cosine --lr-warmup-iters 6.
 #
 # Rows beside the paper's: 'untrained' reads the same heads in the model before training, 'control' reads the final heads in it: what
 # re-selection finds without training (with RESELECT=0 there is none, and 'untrained' alone). Each is measured in the retriever's order
@@ -23,6 +23,7 @@ EVAL_QUERIES=${EVAL_QUERIES:-${HELD_OUT:-}} # file of query ids, when EVAL is th
 OUTPUT=${OUTPUT:-runs/ablations}
 EVAL_DEPTH=${EVAL_DEPTH:-20}
 DTYPE=${DTYPE:-}                         # of reranking: float32, bfloat16, float16; empty: what 'headrank rerank' takes by itself
+LAYOUT=${LAYOUT:-sequential}             # of the documents in training and measurement: sequential or parallel
 SHUFFLE=${SHUFFLE-1}                     # seed of the shuffled measurement; empty: none
 KEEP_CHECKPOINTS=${KEEP_CHECKPOINTS:-0}    # 1 keeps every variant's checkpoints after its export
 VARIANTS=${VARIANTS:-full sft all-heads no-gate no-alps no-omega no-prox}
@@ -35,12 +36,15 @@ need_switch DRY_RUN KEEP_CHECKPOINTS
 need_number EVAL_DEPTH
 [[ -z $SHUFFLE ]] || need_number SHUFFLE 0
 [[ -z $DTYPE ]] || need_one_of DTYPE float32 bfloat16 float16
+need_one_of LAYOUT sequential parallel
 need_file EVAL_QUERIES
 [[ -z ${HEADS:-} ]] || stop "HEADS is set, but every variant selects its own; unset it"
 for name in $VARIANTS; do
     [[ " full sft all-heads no-gate no-alps no-omega no-prox " == *" $name "* ]] ||
         stop "unknown variant '$name'; known: full sft all-heads no-gate no-alps no-omega no-prox"
 done
+
+[[ $LAYOUT == sequential ]] || set -- --headrank-document-layout "$LAYOUT" "$@"
 
 variant() { # NAME [flags]: the switches of one row
     local name=$1; shift
@@ -82,7 +86,7 @@ for folder in "${folders[@]}"; do
         untrained=("untrained=$OUTPUT/full/heads.json")
         ((!${RESELECT:-1})) || untrained+=("control=$OUTPUT/full/round-${ROUNDS:-1}/heads.json")
         for row in "${untrained[@]}"; do
-            measure "${row%%=*}" "$folder" "${row#*=}" --model "$MODEL" --heads "${row#*=}"
+            measure "${row%%=*}" "$folder" "${row#*=}" --model "$MODEL" --heads "${row#*=}" --document-layout "$LAYOUT"
         done
     fi
     for name in "${names[@]}"; do measure "$name" "$folder" "$OUTPUT/$name/model/headrank.json" --model "$OUTPUT/$name/model"; done

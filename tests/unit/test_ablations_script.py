@@ -16,6 +16,7 @@ from tests.launcher_stand_in import ROOT, WHOLE
         ("HEADS", "x", "HEADS is set"),
         ("DTYPE", "half", "DTYPE 'half' is not one of"),
         ("SHUFFLE", "abc", "SHUFFLE 'abc' is not a whole number"),
+        ("LAYOUT", "diagonal", "LAYOUT 'diagonal' is not one of: sequential parallel"),
     ],
 )
 def test_ablations_refuse_before_anything_is_trained(pipeline, variable, value, words):
@@ -49,6 +50,17 @@ def test_without_reselection_there_is_no_control_and_the_precision_of_reranking_
     assert " untrained=" in calls[-1] and " full=" in calls[-1] and "control=" not in calls[-1]
 
 
+def test_side_by_side_every_row_is_trained_and_the_untrained_one_read_so(pipeline):
+    code, _, said = pipeline.run(script="ablations.sh", VARIANTS="full no-omega", RESELECT="0", SHUFFLE="", LAYOUT="parallel")
+    assert code == 0, said
+    calls = pipeline.calls.read_text().splitlines()
+    trainings = [call for call in calls if "pretrain_headrank.py" in call]
+    assert len(trainings) == 2 and all("--headrank-document-layout parallel" in call for call in trainings)
+    (untrained,) = [call for call in calls if " rerank " in call and "/heads.json" in call]
+    assert "--document-layout parallel" in untrained
+    assert not any("--document-layout" in call for call in calls if "select-heads" in call), "heads come from the paper's prompt"
+
+
 def test_ablations_are_measured_again_when_what_is_measured_changes(pipeline):
     def run(**variables: str) -> list[str]:
         return pipeline.run(script="ablations.sh", VARIANTS="sft", **variables)[1]
@@ -72,7 +84,7 @@ def test_the_settings_that_ablations_name_are_those_of_the_study():
     names = re.findall(r"\b[A-Z][A-Z_]+\b", header)
     assert len(names) == 10 and all(f"{name}=${{{name}:-" in study for name in names)
     flags = re.findall(r"--[a-z0-9-]+", header.split("and give its")[1])
-    assert len(flags) == 5 and all(flag in study for flag in flags)
+    assert len(flags) == 3 and all(flag in study for flag in flags)
 
 
 def test_an_unknown_ablation_is_refused(pipeline):
