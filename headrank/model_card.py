@@ -37,13 +37,14 @@ def model_card(
         if is_truncated
         else f"All {heads.num_layers} layers are here, so it also loads with plain `AutoModelForCausalLM`; reranking uses {depth}."
     )
+    layout = " Passages are read side by side, so that their order does not change a score." if heads.prompt.is_parallel else ""
     names = ", ".join(head_name(head) for head in heads.heads)
     parts = [
         "\n".join(block),
         f"# {name}",
         "A reranker that reads relevance from attention: one truncated prefill pass, no decoding. "
         f"It scores a passage by the attention its tokens get from the query in {len(heads.heads)} heads of {base_model}, "
-        'minus what they get from the content-free query "N/A".',
+        f'minus what they get from the content-free query "N/A".{layout}',
         kind,
         "## Usage",
         _SNIPPET.format(name=name),

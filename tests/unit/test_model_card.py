@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import yaml
 
 from headrank.heads import HeadSet
 from headrank.model_card import model_card
+from headrank.prompt import PromptTemplate
 
 HEADS = HeadSet(((11, 2), (3, 0)), "headrank", "base", 28, 16)
 
@@ -36,6 +39,12 @@ def test_the_snippet_is_python_that_names_the_model():
 @pytest.mark.parametrize(("is_truncated", "words"), [(True, "only the 12 of 28 layers"), (False, "All 28 layers are here")])
 def test_the_depth_is_stated(is_truncated, words):
     assert words in card(is_truncated=is_truncated)
+
+
+def test_passages_that_are_read_side_by_side_are_said_to_be():
+    heads = dataclasses.replace(HEADS, prompt=PromptTemplate(document_layout="parallel"))
+    said = "Passages are read side by side"
+    assert said in model_card("org/model", "base", heads, is_truncated=False, training={}) and said not in card()
 
 
 def test_training_facts_become_a_table_and_none_are_made_up():
