@@ -156,7 +156,7 @@ def cache_key(directory: Path, encoder: PromptEncoder, permutations: Sequence[in
         "pairs": _file_digest(directory / PAIRS_FILE),
         "tokenizer": tokenizer_digest(encoder),
         "frame": [encoder.frame.before, encoder.frame.after],
-        "template": encoder.template.to_dict(),
+        "template": encoder.template.identity,
         "max_length": encoder.max_length,
         "probe": [probe.input_ids.tolist(), probe.document_spans, probe.query_rows, probe.calibration_rows, probe.calibration_length],
         "permutations": list(permutations),

@@ -18,7 +18,16 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from headrank.document_blocks import DocumentBlocks, batch_blocks, block_mask, block_positions, join_blocks, split_blocks, take_tokens
+from headrank.document_blocks import (
+    DocumentBlocks,
+    batch_blocks,
+    behind_opening,
+    block_mask,
+    block_positions,
+    join_parts,
+    take_blocks,
+    take_tokens,
+)
 from headrank.spans import EncodedContext
 
 
@@ -147,8 +156,11 @@ def _parallel_context(
     """The same where documents see the opening and themselves only; the branches see everything before them."""
     first = slice(0, blocks.opening_length)
     opening = causal_context(query[:, :, first], key[:, :, first], value[:, :, first], scale, window)
-    keys, values = (split_blocks(tensor, blocks, with_opening=True) for tensor in (key, value))
-    documents = _attend(split_blocks(query, blocks, with_opening=False), keys, values, attn_mask=block_mask(blocks, window), scale=scale)
+    documents = []
+    for group in blocks.groups:
+        keys, values = (behind_opening(tensor, group, blocks.opening_length) for tensor in (key, value))
+        mask = block_mask(group, blocks.opening_length, window)
+        documents.append(_attend(take_blocks(query, group), keys, values, attn_mask=mask, scale=scale))
     rows_BR = torch.cat([blocks.query_branch_BR, layout.calibration_rows_BC], dim=1)
     mask_BRS = torch.cat(
         [
@@ -158,7 +170,7 @@ def _parallel_context(
         dim=1,
     )
     branches = _attend(take_tokens(query, rows_BR), key, value, attn_mask=mask_BRS[:, None], scale=scale)
-    return join_blocks(opening, documents, branches, blocks)
+    return join_parts([opening, *documents, branches], blocks)
 
 
 def replace_calibration_rows(
@@ -198,14 +210,14 @@ def causal_context(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, 
 def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **how: Any) -> torch.Tensor:
     """torch's attention over key-value groups, in memory linear in S."""
     group_size = query.shape[1] // key.shape[1]
-    if group_size > 1 and _lacks_grouped_kernel(query):
+    if group_size > 1 and _lacks_grouped_kernel(query, has_mask="attn_mask" in how):
         key, value = (tensor.repeat_interleave(group_size, dim=1) for tensor in (key, value))
     return F.scaled_dot_product_attention(query, key, value, enable_gqa=key.shape[1] != query.shape[1], **how)
 
 
-def _lacks_grouped_kernel(query: torch.Tensor) -> bool:
-    """CUDA's flash kernel alone knows groups, and not in float32: there grouped attention would make S x S matrices."""
-    return query.is_cuda and query.dtype == torch.float32
+def _lacks_grouped_kernel(query: torch.Tensor, *, has_mask: bool) -> bool:
+    """CUDA's flash kernel alone knows groups, and neither float32 nor masks: there grouped attention would make S x S matrices."""
+    return query.is_cuda and (has_mask or query.dtype == torch.float32)
 
 
 def mean_row_probabilities(

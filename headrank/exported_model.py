@@ -107,7 +107,7 @@ def check_prompt(heads: HeadSet, trained: HeadSet | None, place: str) -> None:
     if trained is not None and trained.prompt.hash != heads.prompt.hash:
         raise InputError(
             f"--heads: chosen with another prompt ({heads.prompt.hash}) than {place} was trained with ({trained.prompt.hash}); "
-            "select them with 'select-heads --prompt-of' and the heads that were trained"
+            "select them with 'select-heads --prompt-of DIR', DIR an export of this training without --heads"
         )
 
 

@@ -72,12 +72,14 @@ class PromptTemplate:
         return self.document_layout == "parallel"
 
     @property
+    def identity(self) -> dict[str, Any]:
+        """What hashes and cache keys are made of: the switches, without one that did not exist when older files were written."""
+        return {name: value for name, value in self.to_dict().items() if name != "document_layout" or self.is_parallel}
+
+    @property
     def hash(self) -> str:
         """Twelve hex digits that change when any switch changes."""
-        values = self.to_dict()
-        if not self.is_parallel:
-            del values["document_layout"]  # files from before the switch was there keep their hash
-        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:12]
 
     def document_text(self, title: str, text: str) -> str:
         """A document as it stands in the prompt: title on its own line, at most ``max_words`` words of text."""

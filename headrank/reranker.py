@@ -151,7 +151,7 @@ class HeadRankReranker:
     def scores(self, query: str, documents: Sequence[DocumentLike]) -> DetailedScores:
         """Per-document, per-head and per-token numbers of one list, for analyses and the token viewer."""
         pairs = titles_and_texts(documents)
-        order = self.reader.encoder.template.prompt_order(len(pairs))
+        order = _prompt_order(self.reader.encoder.template, pairs)
         context = self.reader.encoder.encode(query, [pairs[rank] for rank in order], keep_text=True)
         capture = self.reader.read([context], self.by_layer)
         values_KS, kept_S, per_head_KN = self._per_head(capture)
@@ -196,7 +196,7 @@ def shared_scores(
         raise InputError(f"batch_size {size} must be at least 1")
     if not pairs:
         return []
-    orders = [reader.encoder.template.prompt_order(len(documents)) for _, documents in pairs]
+    orders = [_prompt_order(reader.encoder.template, documents) for _, documents in pairs]
     contexts = reader.encoder.encode_many(
         [(query, [documents[rank] for rank in order]) for (query, documents), order in zip(pairs, orders, strict=True)]
     )
@@ -211,6 +211,13 @@ def shared_scores(
             for row, index in enumerate(chosen):
                 results[index].append(ranker._finish(pairs[index][0], contexts[index], orders[index], scores_BN[row]))
     return results
+
+
+def _prompt_order(template: PromptTemplate, documents: Sequence[tuple[str, str]]) -> list[int]:
+    """Documents in the order of the prompt. Side by side they are sorted by text: no order of a list changes even a rounding."""
+    if template.is_parallel:
+        return sorted(range(len(documents)), key=lambda index: documents[index])
+    return template.prompt_order(len(documents))
 
 
 def _union(wanted: Sequence[Mapping[int, Sequence[int]]]) -> dict[int, list[int]]:

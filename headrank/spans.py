@@ -198,6 +198,11 @@ class PromptEncoder:
             if excess <= 0:
                 return "".join(new_pieces), new_ranges, new_ids, new_offsets
             limit -= max(1, excess // len(spans))  # a cut may split a token in two: take a little more
+        if self.template.is_parallel:
+            raise InputError(
+                f"query {shown(query)}: the query leaves no room for a document of {MIN_DOCUMENT_TOKENS} tokens in the model's context of "
+                f"{self.max_length} tokens; shorten the query"
+            )
         raise InputError(
             f"query {shown(query)}: {len(ranges)} documents do not fit the model's context of {self.max_length} tokens even at "
             f"{MIN_DOCUMENT_TOKENS} tokens each; rank fewer documents (--depth) or shorten the query"

@@ -37,6 +37,7 @@ PAIRS_FLAGS=${PAIRS_FLAGS:-}
 HELD_OUT_FLAGS=${HELD_OUT_FLAGS:-}             # as PAIRS_FLAGS, for the held-out lists
 SELECT_ON=${SELECT_ON:-}                       # where heads are selected; empty: the training queries' top DEPTH; 'pairs': the training lists; else folders
 SELECT_FLAGS=${SELECT_FLAGS:-}
+RESELECT_FLAGS=${RESELECT_FLAGS:-}             # flags of the selection after training besides SELECT_FLAGS
 STATISTICS=${STATISTICS:-$OUTPUT/head-statistics} # attention statistics of every list, reused by later selections
 PYTHON=${PYTHON:-python}
 DRY_RUN=${DRY_RUN:-0}
@@ -66,6 +67,7 @@ done
 read -ra PAIRS_EXTRA <<<"$PAIRS_FLAGS"
 read -ra HELD_OUT_EXTRA <<<"$HELD_OUT_FLAGS"
 read -ra SELECT_EXTRA <<<"$SELECT_FLAGS"
+read -ra RESELECT_EXTRA <<<"$RESELECT_FLAGS"
 COLLECTIONS=()
 for folder in "${folders[@]}"; do COLLECTIONS+=(--collection "$folder"); done
 QUERIES=()
@@ -138,7 +140,7 @@ for ((round = 1; round <= ROUNDS; round++)); do
         "${DATA_ARGS[@]}" "${HEADRANK_ARGS[@]}" --headrank-model "$base" --headrank-heads "$heads" --save "$here/train" "${TRAIN_FLAGS[@]}"
     phase "4-trained.$round" "$here/hf" config.json "${EXPORT[@]}" --checkpoint "$here/train$best" --base "$base" --output "$here/hf"
     if ((RESELECT)); then
-        phase "4-reselect.$round" "$here/heads.json" "" "${SELECT[@]}" --model "$here/hf" --prompt-of "$here/hf" --output "$here/heads.json"
+        phase "4-reselect.$round" "$here/heads.json" "" "${SELECT[@]}" "${RESELECT_EXTRA[@]}" --model "$here/hf" --prompt-of "$here/hf" --output "$here/heads.json"
         heads=$here/heads.json
     fi
     base=$here/hf

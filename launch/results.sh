@@ -35,10 +35,13 @@ JOBS=${JOBS:-1}                                # trainings, then measurements, a
 # Heads come from the embedded collection: the judged lists of TREC DL are too noisy to rank heads by (docs/results.md).
 export SELECT_ON=${SELECT_ON:-examples/collection} DEPTH=${DEPTH:-12} # candidates in a list for head selection
 export SELECT_FLAGS=${SELECT_FLAGS:---only examples/collection/train.qids --no-retriever-order --prune 0.3}
-export PAIRS_FLAGS=${PAIRS_FLAGS:---depth 100 --unjudged-as-zero --sublists 2 --sublist-size 8-16} # training lists, drawn from the top 100
-[[ $LAYOUT == parallel ]] || { SPAN=${SPAN-5000} PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-1e-4}; }
-SPAN=${SPAN:-}                                 # positions that a training list may cover; empty: those of its tokens
-export PERMUTATIONS=${PERMUTATIONS:-0} LR=${LR:-3e-5} EPOCHS=${EPOCHS:-1} PAIRS_PER_CONTEXT=${PAIRS_PER_CONTEXT:-64}
+if [[ $LAYOUT == parallel ]]; then
+    SPAN=${SPAN:-} SUBLISTS=2 LR=${LR:-3e-5}   # tau 0.001 would prefer heads of the first layers there
+    export RESELECT_FLAGS=${RESELECT_FLAGS:---temperature 0.01}
+fi
+SPAN=${SPAN-5000}                              # positions that a training list may cover; empty: those of its tokens
+export PAIRS_FLAGS=${PAIRS_FLAGS:---depth 100 --unjudged-as-zero --sublists ${SUBLISTS:-3} --sublist-size 8-16} # training lists, of the top 100
+export PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-1e-4} EPOCHS=${EPOCHS:-1} PAIRS_PER_CONTEXT=${PAIRS_PER_CONTEXT:-64}
 export GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-1} NPROC=${NPROC:-1} SAVE_INTERVAL=${SAVE_INTERVAL:-50} PYTHON=${PYTHON:-python} DRY_RUN=${DRY_RUN:-0}
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" STATISTICS=${STATISTICS:-$OUTPUT/head-statistics}
 HEADRANK=("$PYTHON" -m headrank)
@@ -56,12 +59,11 @@ JOBS=$((10#$JOBS)) CORES=$(getconf _NPROCESSORS_ONLN) pids=()
 
 FLAGS=()
 [[ $DTYPE == float32 ]] || FLAGS+=(--bf16)
-((!PERMUTATIONS)) || FLAGS+=(--headrank-with-retriever-order) # lists come in the retriever's order and shuffled, as in the tests
-shuffles=$PERMUTATIONS AGAIN=$SELECT_FLAGS # of the lists that heads are selected on, before training and after it
 if [[ $LAYOUT == parallel ]]; then
+    [[ -z $SPAN ]] || stop "SPAN '$SPAN' is for LAYOUT=sequential; documents side by side are all at the same distance"
     FLAGS+=(--headrank-document-layout parallel)
-    # tau 0.001 would prefer heads of the first layers there; every order is the same
-    shuffles=1 AGAIN="--temperature 0.01 ${SELECT_FLAGS//--no-retriever-order/}"
+elif ((PERMUTATIONS)); then
+    FLAGS+=(--headrank-with-retriever-order) # lists come in the retriever's order and shuffled, as in the tests
 fi
 FLAGS+=(--lr-decay-style cosine --lr-warmup-iters 6 ${SPAN:+--headrank-position-span "$SPAN"})
 
@@ -81,6 +83,10 @@ need_file TRAIN_QUERIES
 need_collections TRAIN "${folders[@]}"
 need_collections EVAL "${tests[@]#*=}"
 [[ $SELECT_ON != pairs ]] || stop "SELECT_ON=pairs is for pipeline.sh and tune.sh; here the other methods' heads come from a collection's lists"
+made=$LAYOUT # what lies in OUTPUT; studies from before there was a layout to choose are sequential
+[[ ! -d $OUTPUT/matrix && ! -f $OUTPUT/layout ]] || made=$(cat "$OUTPUT/layout" 2>/dev/null || echo sequential)
+[[ $made == "$LAYOUT" ]] || stop "OUTPUT '$OUTPUT' holds a study with LAYOUT=$made; choose another OUTPUT or that LAYOUT"
+((DRY_RUN)) || { mkdir -p "$OUTPUT" && echo "$LAYOUT" >"$OUTPUT/layout"; }
 COLLECTIONS=()
 for folder in "${folders[@]}"; do COLLECTIONS+=(--collection "$folder"); done
 read -ra SELECT_EXTRA <<<"$SELECT_FLAGS"
@@ -88,7 +94,7 @@ selection_lists "${COLLECTIONS[@]}"
 
 if wants heads; then # every method's as its own paper has it, off the same forwards; NIAH's from needles in the training passages
     once "$OUTPUT/heads.entropy.json" "$TRAIN_QUERIES" "${HEADRANK[@]}" select-heads --method entropy core qr --model "$MODEL" "${LISTS[@]}" \
-        --permutations "$shuffles" --cache "$STATISTICS" "${PROMPT[@]}" "${SELECT_EXTRA[@]}" --output "$OUTPUT/heads.json"
+        --permutations "$PERMUTATIONS" --cache "$STATISTICS" "${PROMPT[@]}" "${SELECT_EXTRA[@]}" --output "$OUTPUT/heads.json"
     once "$OUTPUT/heads.niah.json" "$TRAIN_QUERIES" "${HEADRANK[@]}" select-heads --method niah --model "$MODEL" "${COLLECTIONS[@]:0:2}" \
         --needles "$NEEDLES" "${PROMPT[@]}" --output "$OUTPUT/heads.niah.json"
 fi
@@ -120,7 +126,7 @@ finish() { # wait for all that was started; one that failed ends the study
 
 train_seed() { # SEED [flags]: one training of the heads that all seeds share
     local seed=$1 heads=$OUTPUT/heads.entropy.json; shift
-    MODEL=$MODEL COLLECTION=$TRAIN TRAIN_QUERIES=$TRAIN_QUERIES OUTPUT=$OUTPUT/seed-$seed SEED=$seed SELECT_FLAGS="${PROMPT[*]} $AGAIN" \
+    MODEL=$MODEL COLLECTION=$TRAIN TRAIN_QUERIES=$TRAIN_QUERIES OUTPUT=$OUTPUT/seed-$seed SEED=$seed SELECT_FLAGS="${PROMPT[*]} $SELECT_FLAGS" \
         HEADS=$heads launch/pipeline.sh "${FLAGS[@]}" "$@"
 }
 

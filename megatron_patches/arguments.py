@@ -126,7 +126,8 @@ MEGATRON_FLAGS: dict[str, list[Flag]] = {
             "--seq-length",
             int,
             None,
-            "Longest prompt in tokens; longer ones have their documents shortened. By default the model's context.",
+            "Longest prompt in tokens; longer ones have their documents shortened. By default the model's context. With documents side by "
+            "side it bounds opening, longest document and query; the number of documents costs memory, not context.",
         ),
         _value("--tokenizer-model", str, None, "Directory of the tokenizer; by default the model's.", metavar="DIR"),
         _value("--tokenizer-type", str, "HuggingFaceTokenizer", "Only HuggingFaceTokenizer.", choices=["HuggingFaceTokenizer"]),

@@ -59,6 +59,7 @@ def _encoded(job: Job, query_tokens: int, calibration_tokens: int, rows: int) ->
         query_rows=(first_row, first_row + rows),
         calibration_rows=(end - min(calibration_tokens, CALIBRATION_ROWS), end),
         document_spans=tuple((start + width * index, start + width * index + job.document_tokens) for index in range(job.documents)),
+        is_parallel=job.heads.prompt.is_parallel,
     )
 
 

@@ -231,3 +231,8 @@ def _check_same_heads(extra: dict[str, Any], heads: HeadSet, source: str) -> Non
         raise InputError(
             f"{source}: this checkpoint was trained with other core heads; use another --save or the heads it was trained with"
         )
+    if extra["heads"].get("prompt_hash") != heads.prompt.hash:
+        raise InputError(
+            f"{source}: this checkpoint was trained with another prompt ({extra['heads'].get('prompt_hash')}, now {heads.prompt.hash}); "
+            "use another --save, or the heads and the --headrank-document-layout it was trained with"
+        )

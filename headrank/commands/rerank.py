@@ -221,7 +221,7 @@ def _fingerprint(args: argparse.Namespace, targets: Sequence[Target], requests: 
     settings = {
         name: value
         for name, value in sorted(vars(args).items())
-        if name not in ("output", "scores", "meta", "restart", "tag", "batch_size")
+        if name not in ("output", "scores", "meta", "restart", "tag", "batch_size") and (name != "document_layout" or value is not None)
     }
     digest.update(json.dumps(settings, default=str).encode())
     for path in [Path(target.heads) for target in targets if target.heads]:

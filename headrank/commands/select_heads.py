@@ -153,8 +153,11 @@ def _prompt(args: argparse.Namespace) -> PromptTemplate:
 
     if args.prompt_of is None:
         return options.prompt_from(args)
-    is_model = Path(args.prompt_of).is_dir()
-    return options.prompt_from(args, (choose_heads(args.prompt_of, None) if is_model else HeadSet.load(args.prompt_of)).prompt)
+    if not Path(args.prompt_of).is_dir():
+        return options.prompt_from(args, HeadSet.load(args.prompt_of).prompt)
+    if not (Path(args.prompt_of) / "headrank.json").is_file():
+        raise InputError(f"--prompt-of {args.prompt_of}: no headrank.json there; give a heads.json or a model of 'headrank export-hf'")
+    return options.prompt_from(args, choose_heads(args.prompt_of, None).prompt)
 
 
 def _load_reader(args: argparse.Namespace) -> AttentionReader:

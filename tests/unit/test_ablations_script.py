@@ -82,9 +82,9 @@ def test_the_settings_that_ablations_name_are_those_of_the_study():
     header = (ROOT / "launch/ablations.sh").read_text().split("settings of launch/results.sh:")[1].split("\n#\n")[0]
     study = (ROOT / "launch/results.sh").read_text()
     names = re.findall(r"\b[A-Z][A-Z_]+\b", header)
-    assert len(names) == 10 and all(f"{name}=${{{name}:-" in study for name in names)
+    assert len(names) == 12 and all(f"{name}=${{{name}:-" in study for name in names)
     flags = re.findall(r"--[a-z0-9-]+", header.split("and give its")[1])
-    assert len(flags) == 3 and all(flag in study for flag in flags)
+    assert len(flags) == 5 and all(flag in study for flag in flags)
 
 
 def test_an_unknown_ablation_is_refused(pipeline):

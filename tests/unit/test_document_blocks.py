@@ -51,6 +51,11 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> HeadRankReranker:
 
 
 @pytest.fixture(scope="module")
+def rough(reranker: HeadRankReranker) -> HeadRankReranker:
+    return HeadRankReranker.from_pretrained(reranker.reader.name, HEADS, dtype="bfloat16")
+
+
+@pytest.fixture(scope="module")
 def encoder() -> PromptEncoder:
     return PromptEncoder(tiny_tokenizer(), PARALLEL)
 
@@ -79,6 +84,15 @@ def test_no_order_of_the_list_changes_a_score(reranker: HeadRankReranker, order:
     shuffled = reranker.score_lists([(QUERY, as_mappings([DOCUMENTS[index] for index in order]))])[0].scores
     assert np.allclose(shuffled, scores[list(order)], atol=SAME)
     assert np.ptp(scores) > 1e-3, "the tiny model must tell the documents apart"
+
+
+@settings(max_examples=10, deadline=None)
+@given(order=st.permutations(range(len(DOCUMENTS))))
+def test_in_bfloat16_the_scores_are_the_same_to_the_last_bit(rough: HeadRankReranker, order: list[int]) -> None:
+    scores = rough.score_lists([(QUERY, as_mappings(DOCUMENTS))])[0].scores
+    documents = as_mappings([DOCUMENTS[index] for index in order])
+    np.testing.assert_array_equal(rough.score_lists([(QUERY, documents)])[0].scores, scores[list(order)])
+    np.testing.assert_array_equal(rough.scores(QUERY, documents).scores, rough.scores(QUERY, as_mappings(DOCUMENTS)).scores[list(order)])
 
 
 def test_the_sequential_layout_does_depend_on_the_order(reranker: HeadRankReranker) -> None:
@@ -115,6 +129,14 @@ def test_lists_of_different_lengths_share_a_batch(reranker: HeadRankReranker) ->
         assert np.allclose(result.scores, reranker.score_lists([request])[0].scores, atol=SAME)
 
 
+def test_one_long_document_does_not_make_the_others_as_long(encoder: PromptEncoder) -> None:
+    context = encoder.encode(QUERY, [*DOCUMENTS * 10, ("", "a flea " * 300)])
+    blocks = batch_contexts([context])[1].blocks
+    assert blocks is not None
+    assert sum(group.tokens_MT.numel() for group in blocks.groups) <= 2 * context.prefix_length
+    assert sum(len(group.tokens_MT) for group in blocks.groups) == 41
+
+
 def test_an_empty_document_is_ranked_last_and_changes_no_other_order(reranker: HeadRankReranker) -> None:
     with_empty = reranker.score_lists([(QUERY, as_mappings([DOCUMENTS[0], ("", ""), DOCUMENTS[1]]))])[0].scores
     without = reranker.score_lists([(QUERY, as_mappings([DOCUMENTS[0], DOCUMENTS[1]]))])[0].scores
@@ -131,7 +153,7 @@ def test_a_long_list_needs_no_more_positions_and_only_long_documents_are_cut() -
     assert long.is_shortened and batch_contexts([long])[1].position_ids_BS.max() < 200
     untouched = encoder.encode(QUERY, DOCUMENTS)
     assert [end - start for start, end in long.document_spans[:4]] == [end - start for start, end in untouched.document_spans]
-    with pytest.raises(InputError, match="do not fit"):
+    with pytest.raises(InputError, match="leaves no room for a document of 8 tokens.*shorten the query"):
         PromptEncoder(tiny_tokenizer(), PARALLEL, max_length=untouched.query_length + 12).encode(QUERY, DOCUMENTS)
 
 

@@ -126,7 +126,7 @@ def test_given_heads_are_trained_and_not_selected_before(pipeline):
     given.write_text("{}")
     assert pipeline.run(HEADS=str(given))[:2] == (0, [*WHOLE[:2], *WHOLE[3:]])
     assert f"--headrank-heads {given}" in pipeline.calls.read_text()
-    assert f"--prompt-of {given} " in pipeline.calls.read_text(), "selected again with the prompt that was trained"
+    assert f"--prompt-of {pipeline.output}/round-1/hf " in pipeline.calls.read_text(), "selected again with the prompt that was trained"
     assert pipeline.run(HEADS=str(given))[1] == []
     given.write_text("{ }")
     assert pipeline.run(HEADS=str(given))[1] == [*WHOLE[:2], *WHOLE[3:]], "other heads, another training"

@@ -108,7 +108,7 @@ def test_repeated_keys_give_what_grouped_ones_give(model_directory: Path, monkey
     reader = AttentionReader.load(model_directory)
     context = reader.encoder.encode(QUERY, DOCUMENTS)
     grouped = reader.read([context], all_heads(reader))
-    monkeypatch.setattr("headrank.attention._lacks_grouped_kernel", lambda query: True)  # as float32 on CUDA, which is not here
+    monkeypatch.setattr("headrank.attention._lacks_grouped_kernel", lambda query, **_: True)  # as float32 on CUDA, which is not here
     repeated = reader.read([context], all_heads(reader))
     for layer, rows in grouped.query_rows.items():
         assert torch.allclose(repeated.query_rows[layer], rows, atol=TOLERANCE)

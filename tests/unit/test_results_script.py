@@ -59,6 +59,7 @@ def test_a_phase_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     [
         ("JOBS", "0", "JOBS '0' is not a whole number of at least 1"),
         ("SPAN", "abc", "SPAN 'abc' is not a whole number of at least 1"),
+        ("SPAN", "5000", "SPAN '5000' is for LAYOUT=sequential; documents side by side are all at the same distance"),
         ("DEPTHS", "20 abc", "DEPTHS: 'abc' is not a whole number of at least 1"),
         ("DEPTHS", "20 20", "DEPTHS: 20 is there twice"),
         ("SEEDS", " ", "SEEDS is empty; give whole numbers, separated by spaces"),
@@ -99,7 +100,7 @@ def test_heads_are_selected_on_the_papers_prompt_and_trained_side_by_side(tmp_pa
         build_verb_parser("select-heads").parse_args(words[1:]) for words in seen if words[0] == "select-heads" and "niah" not in words
     )
     assert (before.document_layout, before.permutations, before.no_retriever_order, before.temperature) == (None, 1, True, None)
-    assert (again.permutations, again.no_retriever_order, again.temperature) == (0, False, 0.01)
+    assert (again.permutations, again.no_retriever_order, again.temperature) == (1, True, 0.01)
     assert again.prompt_of == again.model == str(tmp_path / "out" / "seed-1" / "round-1" / "hf"), "in the layout that was trained"
     config = config_from(parse_arguments(trained_with(seen)), world_size=1)
     assert (config.heads, config.document_layout) == (str(tmp_path / "out" / "heads.entropy.json"), "parallel")
@@ -114,7 +115,7 @@ def test_training_lists_come_in_the_orders_that_are_tested(tmp_path: Path) -> No
         config = config_from(parse_arguments(trained_with(commands(tmp_path, PHASES="train", **variables))), world_size=1)
         return config.permutations, config.with_retriever_order, config.bf16
 
-    assert trained() == (0, False, True)
+    assert trained() == (1, False, True)
     assert trained(LAYOUT="sequential") == (1, True, True)
     assert trained(LAYOUT="sequential", PERMUTATIONS="0", DTYPE="float32") == (0, False, False)
 
@@ -126,6 +127,15 @@ def test_lists_of_a_sequential_prompt_are_spread_over_the_positions_of_a_long_on
     assert span() is None
     assert span(LAYOUT="sequential") == 5000
     assert span(LAYOUT="sequential", SPAN="") is None
+
+
+def test_a_study_in_another_layout_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "out" / "matrix").mkdir(parents=True)  # as from before there was a layout to choose
+    given = {**os.environ, "DRY_RUN": "1", "TRAIN": "a", "EVAL": "x=y", "OUTPUT": str(tmp_path / "out")}
+    done = subprocess.run([ROOT / "launch" / "results.sh"], env=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "holds a study with LAYOUT=sequential; choose another OUTPUT or that LAYOUT" in done.stderr
+    (tmp_path / "out" / "layout").write_text("parallel\n")
+    assert subprocess.run([ROOT / "launch" / "results.sh"], env=given, capture_output=True, check=False).returncode == 0
 
 
 def test_training_free_methods_are_measured_in_every_order_and_side_by_side_once(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_the_prompt_of_other_heads_is_taken_where_no_switch_is_given(model, coll
     assert (longer.max_words, longer.query_rows) == (5, "instruction")
 
 
-def test_an_exported_model_lends_its_prompt_too(model, collection, tmp_path) -> None:
+def test_an_exported_model_lends_its_prompt_too(model, collection, tmp_path, capsys) -> None:
     assert select(model, collection, tmp_path / "first.json", "--document-layout", "parallel") == 0
     (tmp_path / "exported").mkdir()
     exported = {"format": EXPORTED, "heads": HeadSet.load(tmp_path / "first.json").to_dict()}
@@ -125,7 +125,9 @@ def test_an_exported_model_lends_its_prompt_too(model, collection, tmp_path) -> 
     assert select(model, collection, tmp_path / "same.json", "--prompt-of", str(tmp_path / "exported")) == 0
     assert HeadSet.load(tmp_path / "same.json").prompt == HeadSet.load(tmp_path / "first.json").prompt
     assert HeadSet.load(tmp_path / "same.json").prompt.is_parallel
+    capsys.readouterr()
     assert select(model, collection, tmp_path / "none.json", "--prompt-of", str(tmp_path)) == 2
+    assert "no headrank.json there; give a heads.json or a model" in capsys.readouterr().err
 
 
 def test_held_out_queries_are_not_read(model, collection, tmp_path) -> None:
