@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from megatron_patches.planner_job import CALIBRATION_TOKENS, QUERY_ROWS, Job
+from headrank.prompt import PromptTemplate
+from megatron_patches.planner_job import CALIBRATION_TOKENS, LABEL_TOKENS, OPENING_TOKENS, QUERY_ROWS, QUERY_TOKENS, Job
 from megatron_patches.planner_shapes import KNOWN_MODELS, heads_of
 from tests.distributed import planner_ranks
 from tests.distributed.launcher import run_ranks
@@ -23,8 +24,11 @@ PAPER_JOB = Job("Qwen3-0.6B", KNOWN_MODELS["Qwen3-0.6B"], heads_of("Qwen3-0.6B",
 CLUSTER_JOB = dataclasses.replace(PAPER_JOB, world_size=1024, global_batch_size=256)
 SHORT = dataclasses.replace(PAPER_JOB.shape, layers=9)
 SHORT_JOB = dataclasses.replace(PAPER_JOB, model="short", shape=SHORT, heads=heads_of("short", SHORT, last_layer=7))
+TINY_JOB = planner_ranks.cpu_job("tiny", 2)
+SIDE_BY_SIDE = dataclasses.replace(TINY_JOB, heads=dataclasses.replace(TINY_JOB.heads, prompt=PromptTemplate(document_layout="parallel")))
 JOBS: dict[str, tuple[Job, str, bool]] = {
-    "tiny": (planner_ranks.cpu_job("tiny", 2), "ours", True),
+    "tiny": (TINY_JOB, "ours", True),
+    "side by side": (SIDE_BY_SIDE, "ours", True),
     "embedded": (planner_ranks.cpu_job("embedded", 1), "ours", True),
     "paper": (PAPER_JOB, "ours", False),
     "short": (SHORT_JOB, "ours", True),
@@ -62,6 +66,9 @@ def flops_by_hand(job: Job) -> float:
     last_layer = shape.hidden * (queries + groups)
     linear = 3 * 2 * tokens * (job.heads.l_max * whole_layer + last_layer)  # forward, input gradient, weight gradient
     pairs = tokens * (tokens + 1) / 2 + CALIBRATION_TOKENS * tokens  # the causal triangle, and the calibration rows once more
+    if job.heads.prompt.is_parallel:  # every document over the opening and itself, masked; both branches over everything
+        opening, document = OPENING_TOKENS + LABEL_TOKENS, job.document_tokens + LABEL_TOKENS
+        pairs = job.documents * document * (opening + document) + (QUERY_TOKENS + CALIBRATION_TOKENS) * tokens + opening**2 / 2
     attention = job.heads.l_max * (2 + 5) * 2 * queries * pairs  # two products forward, five backward
     mine = sum(head * ranks // shape.heads == job.fullest_rank for _, head in job.heads.heads)
     rows = mine * 3 * 2 * (QUERY_ROWS + CALIBRATION_TOKENS) * tokens * shape.head_dim
@@ -70,7 +77,9 @@ def flops_by_hand(job: Job) -> float:
 
 def test_flops_are_those_of_a_hand_count(predicted) -> None:
     assert predicted["paper"]["microbatch_flops"] == pytest.approx(flops_by_hand(PAPER_JOB), rel=FLOPS_TOLERANCE)
-    assert predicted["tiny"]["microbatch_flops"] == pytest.approx(flops_by_hand(JOBS["tiny"][0]), rel=FLOPS_TOLERANCE)
+    assert predicted["tiny"]["microbatch_flops"] == pytest.approx(flops_by_hand(TINY_JOB), rel=FLOPS_TOLERANCE)
+    assert predicted["side by side"]["microbatch_flops"] == pytest.approx(flops_by_hand(SIDE_BY_SIDE), rel=FLOPS_TOLERANCE)
+    assert flops_by_hand(SIDE_BY_SIDE) < 0.8 * flops_by_hand(TINY_JOB)
 
 
 def test_parameters_gradients_and_moments_are_what_megatron_allocates(predicted) -> None:
