@@ -32,7 +32,7 @@ def fuse_list(first_stage: Sequence[Candidate], reranked: Sequence[Candidate], d
     missing = [candidate.doc_id for candidate in top if candidate.doc_id not in found]
     if missing:
         raise InputError(
-            f"candidate {missing[0]!r} of the first stage's top {depth} was not reranked; are the candidates the same in both runs?"
+            f"candidate {missing[0]!r} of the first stage's top {depth} was not reranked; do both runs have the same candidates?"
         )
     scores = (1 - weight) * standardised([candidate.score for candidate in top]) + weight * standardised(
         [found[candidate.doc_id] for candidate in top]
