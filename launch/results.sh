@@ -36,8 +36,8 @@ JOBS=${JOBS:-1}                                # trainings, then measurements, a
 export SELECT_ON=${SELECT_ON:-examples/collection} DEPTH=${DEPTH:-12} # candidates in a list for head selection
 export SELECT_FLAGS=${SELECT_FLAGS:---only examples/collection/train.qids --no-retriever-order --prune 0.3}
 if [[ $LAYOUT == parallel ]]; then
-    SPAN=${SPAN:-} SUBLISTS=2 LR=${LR:-3e-5}   # tau 0.001 would prefer heads of the first layers there
-    export RESELECT_FLAGS=${RESELECT_FLAGS:---temperature 0.01}
+    SPAN=${SPAN:-} SUBLISTS=2 LR=${LR:-3e-5}
+    export RESELECT_FLAGS=${RESELECT_FLAGS:---temperature 0.01} # 0.001 would prefer heads of the first layers there
 fi
 SPAN=${SPAN-5000}                              # positions that a training list may cover; empty: those of its tokens
 export PAIRS_FLAGS=${PAIRS_FLAGS:---depth 100 --unjudged-as-zero --sublists ${SUBLISTS:-3} --sublist-size 8-16} # training lists, of the top 100
