@@ -4,7 +4,7 @@
   headrank fuse reranked.txt --first-stage run.bm25.txt --depth 40 --weight 0.7 --output fused.txt
 
 No model is read. --depth must be that of the reranking: what lies below keeps its place. Term matching and attention fail on different
-queries, so both together are usually better than either.
+queries, so that two good rankings are often better together; a first stage that is much worse than the reranker harms it.
 """
 
 from __future__ import annotations
