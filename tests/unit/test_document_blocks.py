@@ -22,17 +22,11 @@ from headrank.spans import EncodedContext, PromptEncoder
 from tests.slow_reference import eager_rows, slow_calibrated
 from tests.tiny_models import FAMILIES, make_tiny_model, tiny_tokenizer
 from tests.toy_collections import write_training_files
+from tests.unit.test_reader_exactness import DOCUMENTS, QUERY
 
 TOLERANCE = 1e-5  # float32, different summation order
 SAME = 1e-6  # the same sums over keys in another order
 PARALLEL = PromptTemplate(document_layout="parallel")
-QUERY = "how long does a flea live"
-DOCUMENTS = [
-    ("Flea", "The flea lives for about two to three months and needs a warm host."),
-    ("", "Concrete floors cost between two and six dollars a square foot."),
-    ("Violin", "Rosin makes the bow grip the string of a violin, so that it sings and does not slip at all."),
-    ("", "A"),
-]
 HEADS = HeadSet(((0, 1), (2, 3), (2, 0)), "test", "tiny", 4, 8, PARALLEL)
 
 
