@@ -85,9 +85,11 @@ def put_in_place(partial: Path, output: Path) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def require_writable(path: str | os.PathLike[str]) -> None:
-    """Fail now, not after hours of work, when a file or folder called ``path`` could not be made."""
+def require_writable(path: str | os.PathLike[str], reads: Iterable[str | os.PathLike[str] | None] = ()) -> None:
+    """Fail now, not after hours of work, when a file or folder called ``path`` could not be made, or is one that the command ``reads``."""
     path = Path(path)
+    if any(source is not None and path.is_file() and Path(source).is_file() and path.samefile(source) for source in reads):
+        raise InputError(f"{path}: is read by this very command and would be replaced; give another name for the output")
     if not _is_device(path):
         handle, temporary, made = _temporary_beside(path)
         os.close(handle)

@@ -132,7 +132,7 @@ def read_qrels(path: str | os.PathLike[str]) -> Qrels:
     for number, line in read_lines(path):
         fields = line.split()
         if len(fields) != 4:
-            raise InputError(f"{path}:{number}: expected 'query 0 document grade', found {shown(line)}")
+            raise InputError(f"{path}:{number}: expected 'query 0 document grade', found {shown(line)}; correct the line")
         query_id, _, doc_id, grade = fields
         if not _INTEGER.fullmatch(grade) or abs(int(grade)) > _LARGEST_GRADE:
             raise InputError(f"{path}:{number}: grade {shown(grade)} is not an integer; correct the line")
@@ -157,7 +157,7 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     for number, line in read_lines(path):
         fields = line.split()
         if len(fields) != 6:
-            raise InputError(f"{path}:{number}: expected 'query Q0 document rank score tag', found {shown(line)}")
+            raise InputError(f"{path}:{number}: expected 'query Q0 document rank score tag', found {shown(line)}; correct the line")
         query_id, _, doc_id, rank, score, _ = fields
         candidate = Candidate(doc_id, *_rank_and_score(path, number, rank, score))
         if (query_id, doc_id) in seen:
@@ -229,9 +229,15 @@ class Collection:
         corpus_path = locate(corpus, "corpus.jsonl")
         if queries_path is None or corpus_path is None:
             missing = "queries.tsv" if queries_path is None else "corpus.jsonl (or corpus.jsonl.gz)"
-            raise InputError(f"{root or 'collection'}: {missing} is missing; give --collection DIR or the single files")
+            remedy = "give --collection DIR or the single files"
+            raise InputError(f"{root}: {missing} is missing; {remedy}" if root else f"no {missing}; {remedy}")
         name = root.resolve().name if root is not None else queries_path.stem
         return cls(name, queries_path, corpus_path, locate(qrels, "qrels.txt"), locate(run, "run.bm25.txt"))
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files that are there."""
+        return [path for path in (self.queries_path, self.corpus_path, self.qrels_path, self.run_path) if path is not None]
 
     def queries(self) -> dict[str, str]:
         """Query id -> text."""

@@ -6,7 +6,7 @@ over the candidates that were reranked. What lies beyond the depth keeps its pla
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -25,15 +25,11 @@ def standardised(scores: Sequence[float]) -> np.ndarray:
 def fuse_list(first_stage: Sequence[Candidate], reranked: Sequence[Candidate], depth: int, weight: float) -> list[tuple[str, float]]:
     """One query's candidates, best first: ``weight`` on the reranker's scores, 1 - ``weight`` on the first stage's.
 
-    Ties go to the first stage's order. A candidate of the top ``depth`` that the reranker lacks is an InputError.
+    Ties go to the first stage's order. Runs of other candidates, or of another depth, are an InputError.
     """
     top, rest = first_stage[:depth], first_stage[depth:]
     found = {candidate.doc_id: candidate.score for candidate in reranked}
-    missing = [candidate.doc_id for candidate in top if candidate.doc_id not in found]
-    if missing:
-        raise InputError(
-            f"candidate {missing[0]!r} of the first stage's top {depth} was not reranked; do both runs have the same candidates?"
-        )
+    _require_same_candidates(first_stage, found, depth)
     scores = (1 - weight) * standardised([candidate.score for candidate in top]) + weight * standardised(
         [found[candidate.doc_id] for candidate in top]
     )
@@ -41,6 +37,35 @@ def fuse_list(first_stage: Sequence[Candidate], reranked: Sequence[Candidate], d
     fused = [(top[place].doc_id, float(scores[place])) for place in order]
     floor = fused[-1][1]
     return fused + [(candidate.doc_id, floor - 1.0 - place) for place, candidate in enumerate(rest)]
+
+
+def _require_same_candidates(first_stage: Sequence[Candidate], found: Mapping[str, float], depth: int) -> None:
+    """The reranker has scored the first stage's top ``depth``, put them above all others, and knows no other document."""
+    top, rest = ([candidate.doc_id for candidate in part] for part in (first_stage[:depth], first_stage[depth:]))
+    missing = [doc_id for doc_id in top if doc_id not in found]
+    if missing:
+        raise InputError(
+            f"candidate {missing[0]!r} of the first stage's top {depth} was not reranked; do both runs have the same candidates?"
+        )
+    strangers = found.keys() - set(top) - set(rest)
+    if strangers:
+        raise InputError(f"document {min(strangers)!r} is not in the first stage; give the run that was reranked")
+    floor = min(found[doc_id] for doc_id in top)
+    above = [doc_id for doc_id in rest if found.get(doc_id, floor) > floor]
+    if above:
+        raise InputError(
+            f"candidate {above[0]!r} was reranked and is not in the first stage's top {depth}; give the --depth of the reranking"
+        )
+
+
+def _has_unread_end(first_stage: Sequence[Candidate], reranked: Sequence[Candidate], depth: int) -> bool:
+    """Whether the last of the top ``depth`` has its place and not a score: 'headrank rerank' puts what it did not read in steps of 1."""
+    top = [candidate.doc_id for candidate in first_stage[:depth]]
+    found = {candidate.doc_id: candidate.score for candidate in reranked}
+    ordered = sorted((found[doc_id] for doc_id in top), reverse=True)
+    steps = -np.diff(ordered)
+    is_unit = np.isclose(steps, 1.0, rtol=0, atol=1e-6)
+    return len(steps) > 1 and bool(is_unit[-1]) and not is_unit.all() and found[top[-1]] == ordered[-1]
 
 
 def fuse_runs(first_stage: Run, reranked: Run, depth: int, weight: float) -> dict[str, list[tuple[str, float]]]:
@@ -53,4 +78,7 @@ def fuse_runs(first_stage: Run, reranked: Run, depth: int, weight: float) -> dic
             fused[query_id] = fuse_list(first_stage[query_id], candidates, depth, weight)
         except InputError as error:
             raise InputError(f"query {query_id!r}: {error}") from None
+    whole = [query_id for query_id in reranked if len(first_stage[query_id]) >= depth]
+    if whole and all(_has_unread_end(first_stage[query_id], reranked[query_id], depth) for query_id in whole):
+        raise InputError(f"the reranking was not as deep as {depth}; give its own --depth")
     return fused

@@ -76,7 +76,9 @@ measure() { # NAME COLLECTION SOURCE flags of 'headrank rerank': again only when
 
 read -ra names <<<"$VARIANTS"
 read -ra folders <<<"$EVAL"
+folders=("${folders[@]%/}")
 need_collections EVAL "${folders[@]}"
+need_different "EVAL, by the names of its folders" "${folders[@]##*/}"
 for name in "${names[@]}"; do
     echo "== $name"
     OUTPUT="$OUTPUT/$name" variant "$name" "$@"

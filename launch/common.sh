@@ -11,15 +11,31 @@ need_number() { # NAME [LEAST]: the variable of this name is a whole number of a
     if [[ ! ${!1} =~ ^[0-9]+$ ]] || ((10#${!1} < ${2:-1})); then stop "$1 '${!1}' is not a whole number of at least ${2:-1}"; fi
 }
 
-need_numbers() { # NAME: the words of this variable are whole numbers of at least 1, one or more, none twice
-    local words word seen=' '
-    read -ra words <<<"${!1}"
-    ((${#words[@]})) || stop "$1 is empty; give whole numbers, separated by spaces"
-    for word in "${words[@]}"; do
-        [[ $word =~ ^[1-9][0-9]*$ ]] || stop "$1: '$word' is not a whole number of at least 1"
-        [[ $seen != *" $word "* ]] || stop "$1: $word is there twice"
+need_decimal() { # NAME...: each of these variables is a number above 0, such as 0.5 or 1e-4
+    local name
+    for name in "$@"; do
+        [[ ${!name} =~ ^([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$ && ${!name%%[eE]*} == *[1-9]* ]] || stop "$name '${!name}' is not a number above 0"
+    done
+}
+
+need_multiple() { # NAME UNIT WORDS: the number is a multiple of the unit; WORDS say what the unit is
+    ((10#$2 > 0 && 10#${!1} % 10#$2 == 0)) || stop "$1 '${!1}' is not a multiple of $3 ($((10#$2)))"
+}
+
+need_different() { # NAME WORD...: none of the words of this variable is there twice
+    local name=$1 word seen=' '; shift
+    for word in "$@"; do
+        [[ $seen != *" $word "* ]] || stop "$name: $word is there twice"
         seen+="$word "
     done
+}
+
+need_numbers() { # NAME: the words of this variable are whole numbers of at least 1, one or more, none twice
+    local words word
+    read -ra words <<<"${!1}"
+    ((${#words[@]})) || stop "$1 is empty; give whole numbers, separated by spaces"
+    for word in "${words[@]}"; do [[ $word =~ ^[1-9][0-9]*$ ]] || stop "$1: '$word' is not a whole number of at least 1"; done
+    need_different "$1" "${words[@]}"
 }
 
 need_one_of() { # NAME WORD...: the variable of this name is one of the words

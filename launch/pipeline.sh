@@ -46,12 +46,17 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 TRAIN_FLAGS=()
 while (($#)); do
     case $1 in
-        --rounds) ROUNDS=${2:?--rounds needs a number}; shift 2 ;;
+        --rounds) (($# > 1)) || stop "--rounds needs a number"; ROUNDS=$2; shift 2 ;;
+        --rounds=*) ROUNDS=${1#*=}; shift ;;
         *) TRAIN_FLAGS+=("$1"); shift ;;
     esac
 done
 for name in ROUNDS DEPTH TOP_K TP NPROC GLOBAL_BATCH_SIZE PAIRS_PER_CONTEXT EVAL_INTERVAL SAVE_INTERVAL; do need_number "$name"; done
-need_number PERMUTATIONS 0
+for name in PERMUTATIONS SEED; do need_number "$name" 0; done
+need_decimal LR EPOCHS
+need_one_of EPOCH_UNIT contexts pairs
+need_multiple NPROC "$TP" "TP"
+[[ -z ${TRAIN_FLAGS[0]:-} || ${TRAIN_FLAGS[0]} == -* ]] || stop "'${TRAIN_FLAGS[0]}' is no flag of pretrain_headrank.py; paths are variables, see the head of this file"
 need_switch RESELECT TRUNCATE DRY_RUN
 need_file HELD_OUT TRAIN_QUERIES HEADS
 

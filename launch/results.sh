@@ -29,7 +29,7 @@ DTYPE=${DTYPE:-bfloat16}                       # of training and reranking; floa
 QUERY_ROWS=${QUERY_ROWS:-query}
 LAYOUT=${LAYOUT:-parallel}                     # of the documents in HeadRank's prompt: parallel or sequential
 NEEDLES=${NEEDLES:-20}
-RANKGPT=${RANKGPT:-dl19}                       # test collection on which RankGPT writes its rankings, on SAMPLES/rankgpt.qids
+RANKGPT=${RANKGPT:-}                           # test collection on which RankGPT writes its rankings, on SAMPLES/rankgpt.qids; empty: dl19, where EVAL has it
 PHASES=${PHASES:-heads train evaluate rankgpt report}
 JOBS=${JOBS:-1}                                # trainings, then measurements, at a time; with 2 or more their words are in OUTPUT/logs
 # Heads come from the embedded collection: the judged lists of TREC DL are too noisy to rank heads by (docs/results.md).
@@ -50,6 +50,8 @@ PROMPT=(--query-rows "$QUERY_ROWS" --max-words "$MAX_WORDS")
 need_switch DRY_RUN
 for name in JOBS MAX_WORDS NEEDLES NPROC; do need_number "$name"; done
 need_number PERMUTATIONS 0
+need_decimal LR EPOCHS
+need_multiple NPROC "${TP:-1}" TP
 [[ -z $SPAN ]] || need_number SPAN
 for name in SEEDS DEPTHS; do need_numbers "$name"; done
 need_one_of DTYPE bfloat16 float32
@@ -75,7 +77,11 @@ read -ra seeds <<<"$SEEDS"
 read -ra depths <<<"$DEPTHS"
 read -ra orders <<<"$ORDERS"
 for name in "${orders[@]}"; do [[ $name == retriever || $name == shuffled ]] || stop "ORDERS '$name' is neither retriever nor shuffled"; done
+need_different ORDERS "${orders[@]}"
 for entry in "${tests[@]}"; do [[ $entry == ?*=?* ]] || stop "EVAL '$entry' is not NAME=FOLDER"; done
+need_different "EVAL, by name" "${tests[@]%%=*}"
+for entry in $WORDS; do [[ $entry =~ ^[^=]+=[1-9][0-9]*$ ]] || stop "WORDS '$entry' is not NAME=N with a whole number N of at least 1"; done
+[[ -z $RANKGPT || " ${tests[*]%%=*} " == *" $RANKGPT "* ]] || stop "RANKGPT '$RANKGPT' is none of EVAL's names: ${tests[*]%%=*}"
 for name in $PHASES; do
     [[ " heads train evaluate rankgpt report " == *" $name "* ]] || stop "unknown phase '$name'; known: heads train evaluate rankgpt report"
 done
@@ -185,7 +191,7 @@ fi
 
 if wants rankgpt; then
     for entry in "${tests[@]}"; do
-        [[ ${entry%%=*} == "$RANKGPT" ]] || continue
+        [[ ${entry%%=*} == "${RANKGPT:-dl19}" ]] || continue
         run "${HEADRANK[@]}" benchmark run --models "base=$MODEL" --methods rankgpt --benchmarks "$entry" --depths 20 --max-words "$MAX_WORDS" \
             --only "$SAMPLES/rankgpt.qids" --output "$OUTPUT/rankgpt"
     done

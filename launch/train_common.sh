@@ -41,6 +41,20 @@ EXIT_MINUTES=${EXIT_MINUTES:-}                 # save and exit after so many min
 PYTHON=${PYTHON:-python}
 DRY_RUN=${DRY_RUN:-0}
 
+[[ $# == 0 || $1 == -* ]] || stop "'$1' is one word too many; MODEL, HEADS, TRAIN_DATA and SAVE come first, then flags of pretrain_headrank.py"
+need_switch DRY_RUN
+for name in TP NPROC NNODES MICRO_BATCH_SIZE GLOBAL_BATCH_SIZE PAIRS_PER_CONTEXT SAVE_INTERVAL EVAL_INTERVAL; do need_number "$name"; done
+for name in TRAIN_ITERS SEQ_LENGTH EXIT_MINUTES; do [[ -z ${!name} ]] || need_number "$name"; done
+for name in SEED NODE_RANK MASTER_PORT; do need_number "$name" 0; done
+need_decimal LR EPOCHS CLIP_GRAD
+need_one_of PRECISION bf16 fp32
+need_one_of BACKEND nccl gloo
+((NODE_RANK < NNODES)) || stop "NODE_RANK '$NODE_RANK' is not below NNODES ($NNODES); nodes are numbered from 0"
+((MASTER_PORT < 65536)) || stop "MASTER_PORT '$MASTER_PORT' is no port; give a number below 65536"
+processes=$((10#$NPROC * 10#$NNODES))
+((processes % 10#$TP == 0)) || stop "NPROC x NNODES ($processes processes) is not a multiple of TP ($TP)"
+need_multiple GLOBAL_BATCH_SIZE $((10#$MICRO_BATCH_SIZE * processes / 10#$TP)) "MICRO_BATCH_SIZE x NPROC x NNODES / TP"
+
 export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-1}
 export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True} # contexts differ in length
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
@@ -69,7 +83,7 @@ COMMAND=("${TORCHRUN[@]}" "$root/pretrain_headrank.py" "${DISTRIBUTED_ARGS[@]}" 
 
 printf '%q ' "${COMMAND[@]}"
 printf '\n'
-if [[ $DRY_RUN == 1 ]]; then exit 0; fi
+((!DRY_RUN)) || exit 0
 if [[ ! -f $HEADS ]]; then
     echo "$0: no core heads in $HEADS; select them first, on the training collections:" >&2
     echo "  headrank select-heads --model $MODEL --collection DIR ... --depth 100 --top-k 8 --entropy-weight 0.1 --temperature 0.001" \

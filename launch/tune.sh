@@ -34,7 +34,7 @@ DRY_RUN=${DRY_RUN:-0}
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
 for name in ITERATIONS GLOBAL_BATCH_SIZE DEPTH JOBS; do need_number "$name"; done
-need_number PERMUTATIONS 0
+for name in PERMUTATIONS SEED; do need_number "$name" 0; done
 need_switch DRY_RUN
 [[ -n $VALID_QUERIES ]] || stop "VALID_QUERIES is missing: a file of query ids, one a line, to judge the rows by"
 need_file VALID_QUERIES TRAIN_QUERIES HEADS
@@ -42,10 +42,12 @@ need_file VALID_QUERIES TRAIN_QUERIES HEADS
 
 declare -A FLAGS=()
 NAMES=()
+number=0
 while IFS=$'\t' read -r name flags || [[ -n $name ]]; do
+    number=$((number + 1))
     [[ -n $name && $name != \#* ]] || continue
-    [[ $name =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || stop "$SETTINGS: '$name' is no name of letters, digits, '.', '-' and '_'; a tab parts it from its flags"
-    [[ -z ${FLAGS[$name]+given} ]] || stop "$SETTINGS: '$name' is there twice"
+    [[ $name =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || stop "$SETTINGS:$number: '$name' is no name of letters, digits, '.', '-' and '_'; a tab parts it from its flags"
+    [[ -z ${FLAGS[$name]+given} ]] || stop "$SETTINGS:$number: '$name' is there twice"
     NAMES+=("$name") FLAGS[$name]=$flags
 done <"$SETTINGS"
 ((${#NAMES[@]})) || stop "$SETTINGS: no rows; a row is NAME<TAB>flags"

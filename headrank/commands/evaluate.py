@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         _log.warning("%s: %d of its %d query ids are not judged and do not count", args.only, len(strange), len(only))
     paths = _named_runs(args)
     if args.output:
-        require_writable(args.output)
+        require_writable(args.output, reads=[_qrels_path(args), args.only, *paths.values()])
     evaluations: dict[str, Evaluation] = {}
     for name, path in paths.items():
         loaded = read_run(path)

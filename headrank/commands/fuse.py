@@ -15,8 +15,8 @@ from pathlib import Path
 
 from headrank.commands import options
 from headrank.errors import InputError
-from headrank.files import require_writable
-from headrank.formats import Collection, read_run, write_run
+from headrank.files import plain_or_gzipped, require_writable
+from headrank.formats import read_run, write_run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,9 +41,15 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--weight {args.weight} must be from 0 to 1")
     if args.tag.split() != [args.tag]:
         raise InputError(f"--tag {args.tag!r} must be one word; a TREC run has six columns")
-    require_writable(Path(args.output))
-    first_stage = read_run(args.first_stage) if args.first_stage else Collection.open(args.collection).run()
-    fused = fuse_runs(first_stage, read_run(args.run), args.depth, args.weight)
+    if args.output.endswith(".jsonl"):
+        raise InputError(f"--output {args.output}: 'fuse' has no texts and writes TREC runs only; give a name with another ending")
+    source = Path(args.first_stage) if args.first_stage else plain_or_gzipped(args.collection, "run.bm25.txt")
+    require_writable(args.output, reads=[args.run, source])
+    first_stage, reranked = read_run(source), read_run(args.run)
+    try:
+        fused = fuse_runs(first_stage, reranked, args.depth, args.weight)
+    except InputError as error:
+        raise InputError(f"{args.run} and {source}: {error}") from None
     write_run(args.output, fused, args.tag)
     print(f"{args.output}: {len(fused)} queries, {args.weight:g} x {args.run} + {1 - args.weight:g} x first stage", file=sys.stderr)
     return 0

@@ -46,7 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--sublist-size",
         type=_size_range,
-        default=(20, 20),
         metavar="M[-N]",
         help="documents of a sub-list (default 20); 8-24 draws a length for each, so that no place in the prompt is always the last",
     )
@@ -85,6 +84,9 @@ def run(args: argparse.Namespace) -> int:
         return _show(args)
     from data_tools.build_pairs import PairSettings, build_pairs
 
+    for flag in ("sublist_size", "keep_full_list"):
+        if getattr(args, flag) and not args.sublists:
+            raise InputError(f"--{flag.replace('_', '-')} is about sub-lists; add --sublists N")
     settings = PairSettings(
         depth=args.depth,
         unjudged_as_zero=args.unjudged_as_zero,
@@ -92,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         random_pairs=args.random_pairs,
         max_pairs=args.max_pairs_per_query or 0,
         sublists=args.sublists,
-        sublist_size=args.sublist_size,
+        sublist_size=args.sublist_size or (20, 20),
         keep_full_list=args.keep_full_list,
         seed=args.seed,
     )

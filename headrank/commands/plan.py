@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_count(job, "--pairs-per-context", 16, "pairs that share a forward (default 16)")
     job.add_argument("--recompute-activations", action="store_true", help="recompute layers in the backward pass")
     job.add_argument("--fp32", action="store_true", help="float32 instead of bfloat16")
-    heads = parser.add_argument_group("core heads (default: the paper's for its three models, else eight up to 70%% of the depth)")
+    heads = parser.add_argument_group("core heads (default: the paper's for its three models, else eight up to 70% of the depth)")
     heads.add_argument("--heads", metavar="FILE", help="heads.json")
     heads.add_argument("--l-max", type=int, metavar="N", help="deepest core layer, from 0")
     _add_count(heads, "--num-core-heads", 8, "default 8")

@@ -38,9 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--heads", nargs="+", metavar="FILE", help="heads.json files ([NAME=]FILE, two are 'before' and 'after'); alone or with --run"
     )
     parser.add_argument("--output", metavar="DIR", help="where to write (default: DIR/report, or the folder of the last heads.json)")
-    parser.add_argument("--measure", metavar="M", help="measure to judge by (default: the first of each cell)")
-    parser.add_argument("--challenger", metavar="ROW", help="row that the page is about, by method or label (default: headrank)")
-    parser.add_argument("--collection", metavar="DIR", help="show the words of the queries that moved most")
+    parser.add_argument("--measure", metavar="M", help="with --run: measure to judge by (default: the first of each cell)")
+    parser.add_argument(
+        "--challenger", metavar="ROW", help="with --run: row that the page is about, by method or label (default: headrank)"
+    )
+    parser.add_argument("--collection", metavar="DIR", help="with --run: show the words of the queries that moved most")
     parser.add_argument("--no-published", action="store_true", help="leave the paper's numbers out of the tables")
     parser.add_argument("--title", help="title of the page")
     parser.add_argument("--seed", type=options.seed, default=0, help="seed of bootstrap and tests (default 0)")
@@ -50,6 +52,10 @@ def run(args: argparse.Namespace) -> int:
     """Write the report and print the paths of its pages."""
     if bool(args.run) + bool(args.matrix) + bool(args.training) > 1 or not (args.run or args.matrix or args.training or args.heads):
         raise InputError("give one of --run DIR, --matrix DIR, --training DIR or --heads FILE ...")
+    if not args.run:
+        for flag in ("measure", "challenger", "collection"):
+            if getattr(args, flag) is not None:
+                raise InputError(f"--{flag} {getattr(args, flag)} goes with --run DIR only; leave it out")
     if args.training:
         return _report_training(args)
     written = _report_run(args) if args.run else _report_matrix(args) if args.matrix else _report_heads(args)

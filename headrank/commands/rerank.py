@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--method", default="headrank", help="headrank (default), icr, core, qr, niah, rankgpt; bm25 or colbertv2: the run as it is"
     )
-    group.add_argument("--heads", metavar="FILE", help="heads.json (default: the model's headrank.json; icr needs none)")
+    group.add_argument("--heads", metavar="FILE", help="heads.json, or 'all' (default: the model's headrank.json; icr needs none)")
     group.add_argument("--depth", type=options.positive_int, default=40, metavar="N", help="candidates reranked per query (default 40)")
     group.add_argument(
         "--batch-size", type=options.positive_int, default=1, metavar="B", help="queries per forward (default 1; the paper uses 16 on GPUs)"
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     rank, world_size = _world()
     requests = _requests(args)
     if rank == 0:
-        require_places(targets)
+        require_places(targets, reads=[args.requests, args.only, *([] if args.requests else options.open_collection(args).paths)])
     key = _fingerprint(args, targets, requests)
     store = PartialResults(Path(args.output), key, rank, restart=args.restart)
     _barrier(world_size)  # all see the same finished queries, or the shares below would not fit together

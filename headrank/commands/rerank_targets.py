@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,17 +54,20 @@ def targets_of(args: argparse.Namespace) -> list[Target]:
     for target in targets:
         if target.heads is not None and not find_method(target.method).needs_heads:
             raise InputError(f"method {target.method!r} selects no heads; leave out {target.heads}")
+        if target.heads == "all" and target.method != "headrank":
+            raise InputError(f"method {target.method!r} is a selection of heads; all of them are --method icr")
     if len(targets) > 1:
         _check_can_share(targets)
     return targets
 
 
-def require_places(targets: Sequence[Target]) -> None:
-    """Fail now, not after hours of work, when one of the files could not be written."""
+def require_places(targets: Sequence[Target], reads: Iterable[str | Path | None]) -> None:
+    """Fail now, not after hours of work, when one of the files could not be written or is one of those that are read."""
+    sources = [*reads, *(target.heads for target in targets)]
     for path in (path for target in targets for path in target.paths):
         if path.is_dir():
             raise InputError(f"{path}: cannot be written, it is a folder; give the name of a file")
-        require_writable(path)
+        require_writable(path, sources)
 
 
 def _check_can_share(targets: Sequence[Target]) -> None:

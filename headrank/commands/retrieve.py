@@ -61,7 +61,7 @@ def _bm25s(args: argparse.Namespace) -> int:
             raise InputError(f"--{flag.replace('_', '-')} goes with --engine pyserini")
     collection = Collection.open(args.collection, queries=args.queries, corpus=args.corpus)
     queries = collection.queries()
-    require_writable(args.output)
+    require_writable(args.output, reads=[collection.queries_path, collection.corpus_path])
     documents = progress(iterate_corpus(collection.corpus_path), description="indexing", unit="document")
     index = Bm25Index(documents, args.k1, args.b)
     found = {

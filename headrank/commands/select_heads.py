@@ -85,7 +85,7 @@ def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
         help="instead: the lists of a folder of 'headrank pairs', with their grades; may be given again",
     )
     for name in ("queries", "corpus", "qrels", "run"):
-        group.add_argument(f"--{name}", metavar="FILE", help=f"with at most one collection: these {name} instead of its own")
+        group.add_argument(f"--{name}", metavar="FILE", help=f"with at most one collection: {name} instead of its own")
     chosen = group.add_mutually_exclusive_group()
     chosen.add_argument("--only", metavar="FILE", help="query ids, one a line, to use; all others are left out")
     chosen.add_argument("--hold-out", metavar="FILE", help="query ids, one a line, to leave out")
@@ -109,6 +109,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--prune {args.prune} must be at least 0 and below 1")
     if args.permutations < 0:
         raise InputError(f"--permutations {args.permutations} must not be negative")
+    if args.no_retriever_order and not args.permutations:
+        raise InputError("--no-retriever-order leaves no order of a list; add --permutations N")
     methods = list(POLICIES) if "all" in args.method else list(dict.fromkeys(args.method))
     paths = {method: _output_path(args.output, method, is_one_of_several=len(methods) > 1) for method in methods}
     for path in paths.values():
@@ -143,7 +145,7 @@ def _attention_selection(args: argparse.Namespace, methods: list[str]) -> list[H
     source = {"collections": sorted({context.collection for context in contexts}), **facts}
     depth = max(len(context.grades) for context in contexts) if args.contexts else args.depth
     settings = {"depth": depth, "permutations": args.permutations, "seed": args.seed, "layers_read": num_layers}
-    settings["with_retriever_order"] = not (args.permutations and args.no_retriever_order)
+    settings["with_retriever_order"] = not args.no_retriever_order
     return [_head_set(policy, args, (reader.num_layers, reader.num_heads), source, settings) for policy in policies]
 
 

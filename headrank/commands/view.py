@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Score one query in detail and write the page."""
-    require_writable(args.output)
     collection = options.open_collection(args)
+    require_writable(args.output, reads=[*collection.paths, *(entry.partition("=")[2] for entry in args.ranks)])
     candidates, others = collection.run(), _other_runs(args.ranks)
     qrels = collection.qrels() if collection.qrels_path is not None else None
     query_id = choose_query(candidates, others, qrels) if args.query == MOVED_MOST else args.query

@@ -74,10 +74,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--dry-run", action="store_true", help="list the cells and what is done, then stop")
     for flag, meaning in (
         ("--device", "cpu, cuda, cuda:1"),
-        ("--dtype", "float32, bfloat16, float16"),
         ("--batch-size", "queries a forward"),
     ):
         how.add_argument(flag, help=f"passed to 'headrank rerank': {meaning}")
+    how.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="passed to 'headrank rerank'")
     how.add_argument(
         "--query-rows", choices=QUERY_ROWS, help="passed to 'headrank rerank': rows of I_q (default: those of the heads' prompt)"
     )

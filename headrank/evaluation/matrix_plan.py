@@ -96,6 +96,13 @@ def plan_cells(
 
     What cannot run is refused before anything does.
     """
+    for flag, given in (("--methods", methods), ("--depths", depths), ("--orders", orders)):
+        twice = [value for value in given if list(given).count(value) > 1]
+        if twice:
+            raise InputError(f"{flag}: {twice[0]} is there twice; give it once")
+    for method in methods:
+        if method.endswith("+"):
+            raise InputError(f"--methods {method}: nothing follows the '+'; write METHOD or METHOD+VARIANT")
     if depths and min(depths) < 1:
         raise InputError(f"--depths {min(depths)}: at least one candidate must be reranked; give numbers from 1")
     cells = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 
 import pytest
 
@@ -16,10 +17,13 @@ from tests.launcher_stand_in import ROOT, WHOLE
         ("HEADS", "x", "HEADS is set"),
         ("DTYPE", "half", "DTYPE 'half' is not one of"),
         ("SHUFFLE", "abc", "SHUFFLE 'abc' is not a whole number"),
+        ("EVAL", "{collection} {other}/", "EVAL, by the names of its folders: collection is there twice"),
         ("LAYOUT", "diagonal", "LAYOUT 'diagonal' is not one of: sequential parallel"),
     ],
 )
 def test_ablations_refuse_before_anything_is_trained(pipeline, variable, value, words):
+    other = shutil.copytree(pipeline.folder / "collection", pipeline.folder / "other" / "collection")
+    value = value.format(collection=pipeline.folder / "collection", other=other)
     code, made, said = pipeline.run(script="ablations.sh", **{variable: value})
     assert (code, made) == (2, []) and words in said
 

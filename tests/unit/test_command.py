@@ -67,6 +67,26 @@ def test_a_users_error_is_one_line_and_exit_code_two(tmp_path: Path, capsys: pyt
     assert error.startswith("headrank evaluate: ") and error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["pairs", "--output", "out", "--sublist-size", "0"],
+            "headrank pairs: argument --sublist-size: 0 is not at least 1; see 'headrank pairs --help'",
+        ),
+        (
+            ["benchmark", "run", "--dtype", "fp8", "--benchmarks", "x", "--output", "y"],
+            "headrank benchmark run: argument --dtype: invalid choice: 'fp8'",
+        ),
+    ],
+)
+def test_a_wrong_flag_is_one_line_too(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and error.startswith(said) and error.count("\n") == 1
+
+
 def test_a_missing_optional_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from headrank.commands import evaluate
 

@@ -132,6 +132,8 @@ def test_write_metrics_names_a_bare_run_after_its_directory(collection: Path, ou
         (["RUN", "--qrels", "QRELS", "--measures", "RBP(p=2)"], "RBP(p=2) cannot all be computed here"),
         (["RUN", "--qrels", "QRELS", "--measures", "alpha_nDCG@10"], "alpha_nDCG@10 cannot all be computed here"),
         (["RUN", "--qrels", "QRELS", "--write-metrics", "--output", "/proc/no/where"], "/proc/no/where: cannot be written"),
+        (["RUN", "--qrels", "QRELS", "--output", "QRELS"], "is read by this very command"),
+        (["RUN", "--qrels", "QRELS", "--output", "RUNFILE"], "is read by this very command"),
         (["RUN", "--qrels", "QRELS", "--baseline", "x"], "'x' is not one of the runs"),
         (["RUN", "RUN", "--qrels", "QRELS", "--write-metrics"], "two runs share a directory"),
     ],
@@ -139,7 +141,7 @@ def test_write_metrics_names_a_bare_run_after_its_directory(collection: Path, ou
 def test_bad_input_is_one_line_and_exit_code_two(
     arguments: list[str], message: str, collection: Path, ours: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    places = {"QRELS": str(collection / "qrels.txt"), "RUN": str(ours)}
+    places = {"QRELS": str(collection / "qrels.txt"), "RUN": str(ours), "RUNFILE": str(ours / "run.txt")}
     assert main(["evaluate", *(places.get(word, word) for word in arguments)]) == 2
     error = capsys.readouterr().err.strip()
     assert message in error

@@ -69,6 +69,32 @@ def test_what_does_not_belong_together_is_named() -> None:
         fuse_runs(run, {"q1": [Candidate("d1", 1, 1.0)]}, 2, 0.5)
     with pytest.raises(InputError, match="query 'q9' has no candidates in the first stage"):
         fuse_runs(run, {"q9": candidates([1.0])}, 2, 0.5)
+    with pytest.raises(InputError, match="query 'q1': document 'd3' is not in the first stage"):
+        fuse_runs(run, {"q1": candidates([3.0, 2.0, 1.0])}, 2, 0.5)
+
+
+def test_another_depth_than_that_of_the_reranking_is_refused() -> None:
+    first = {"q1": candidates([9.0, 8.0, 7.0, 6.0, 5.0, 4.0])}
+    scores = {
+        "d1": 0.1,
+        "d2": 0.4,
+        "d3": 0.3,
+        "d4": 0.2,
+        "d5": 0.1 - 1,
+        "d6": 0.1 - 2,
+    }  # reranked to depth 4, as 'headrank rerank' writes it
+    reranked = {"q1": [Candidate(doc_id, 1, score) for doc_id, score in sorted(scores.items(), key=lambda row: -row[1])]}
+    assert [doc_id for doc_id, _ in fuse_runs(first, reranked, 4, 1.0)["q1"]] == ["d2", "d3", "d4", "d1", "d5", "d6"]
+    with pytest.raises(InputError, match="candidate 'd4' was reranked and is not in the first stage's top 3; give the --depth"):
+        fuse_runs(first, reranked, 3, 0.5)
+    for depth in (5, 6):
+        with pytest.raises(InputError, match=f"the reranking was not as deep as {depth}"):
+            fuse_runs(first, reranked, depth, 0.5)
+
+
+def test_scores_that_are_ranks_have_no_depth_to_find() -> None:
+    first = {"q1": candidates([9.0, 5.0, 4.0])}
+    assert len(fuse_runs(first, {"q1": candidates([3.0, 2.0, 1.0])}, 3, 0.5)["q1"]) == 3
 
 
 def test_the_command_writes_a_run_of_the_reranked_queries(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,3 +108,19 @@ def test_the_command_writes_a_run_of_the_reranked_queries(tmp_path: Path, capsys
         assert main(["fuse", mine, "--first-stage", first, "--depth", "2", *flags, "--output", str(tmp_path / "no.txt")]) == 2
         assert words in capsys.readouterr().err
     assert not (tmp_path / "no.txt").exists()
+
+
+def test_the_command_keeps_what_it_reads_and_needs_only_the_collections_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, mine = str(tmp_path / "run.bm25.txt"), str(tmp_path / "mine.txt")
+    write_run(first, {"q1": [("a", 3.0), ("b", 2.0)]}, "bm25")
+    write_run(mine, {"q1": [("b", 0.5), ("a", 0.1)]}, "headrank")
+    before = Path(first).read_text(), Path(mine).read_text()
+    for output in (first, mine):
+        assert main(["fuse", mine, "--collection", str(tmp_path), "--depth", "2", "--output", output]) == 2
+        assert f"{output}: is read by this very command" in capsys.readouterr().err
+    assert main(["fuse", mine, "--collection", str(tmp_path), "--depth", "1", "--output", str(tmp_path / "out.txt")]) == 2
+    assert f"{mine} and {first}: query 'q1'" in capsys.readouterr().err
+    assert main(["fuse", mine, "--collection", str(tmp_path), "--depth", "2", "--output", str(tmp_path / "out.jsonl")]) == 2
+    assert "writes TREC runs only" in capsys.readouterr().err
+    assert before == (Path(first).read_text(), Path(mine).read_text()) and not list(tmp_path.glob("out*"))
+    assert main(["fuse", mine, "--collection", str(tmp_path), "--depth", "2", "--output", str(tmp_path / "out.txt")]) == 0

@@ -85,6 +85,31 @@ def test_variables_change_what_they_name() -> None:
     assert (args.valid_data_path, args.eval_interval, args.exit_duration_in_mins, args.bf16) == ("dev", 100, 60, False)
 
 
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"DRY_RUN": "maybe"}, "DRY_RUN 'maybe' is neither 0 nor 1"),
+        ({"PRECISION": "fp16"}, "PRECISION 'fp16' is not one of: bf16 fp32"),
+        ({"BACKEND": "mpi"}, "BACKEND 'mpi' is not one of: nccl gloo"),
+        ({"TP": "3"}, "NPROC x NNODES (8 processes) is not a multiple of TP (3)"),
+        ({"NPROC": "0"}, "NPROC '0' is not a whole number of at least 1"),
+        ({"GLOBAL_BATCH_SIZE": "33"}, "GLOBAL_BATCH_SIZE '33' is not a multiple of MICRO_BATCH_SIZE x NPROC x NNODES / TP (2)"),
+        ({"LR": "x"}, "LR 'x' is not a number above 0"),
+        ({"TRAIN_ITERS": "x"}, "TRAIN_ITERS 'x' is not a whole number of at least 1"),
+        ({"NNODES": "2", "NODE_RANK": "2"}, "NODE_RANK '2' is not below NNODES (2)"),
+        ({"MASTER_PORT": "99999"}, "MASTER_PORT '99999' is no port"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_one_line_before_anything_starts(variables: dict[str, str], words: str) -> None:
+    done = started("train_qwen3_0.6b.sh", **({"DRY_RUN": "1"} | variables))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1) and words in done.stderr
+
+
+def test_a_fifth_path_is_refused() -> None:
+    done = started("train_qwen3_0.6b.sh", "model", "heads", "data", "save", "more", DRY_RUN="1")
+    assert done.returncode == 2 and "'more' is one word too many" in done.stderr
+
+
 def test_several_nodes_meet_at_the_master_address() -> None:
     before, _ = dry_command("train_qwen3_4b.sh", NNODES="4", NODE_RANK="3", MASTER_ADDR="node7", MASTER_PORT="23456")
     options = dict(itertools.pairwise(before))

@@ -117,6 +117,10 @@ def test_what_could_not_be_measured_is_not_begun(collection: Path, tmp_path: Pat
     words = ["--models", "m=x", "--methods", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o")]
     with pytest.raises(InputError, match="--depths 0"):
         matrix.run(parse(*words, "--depths", "4", "0"), execute=FakeRerank())
+    with pytest.raises(InputError, match="--depths: 4 is there twice"):
+        matrix.run(parse(*words, "--depths", "4", "4"), execute=FakeRerank())
+    with pytest.raises(InputError, match=r"--methods icr\+: nothing follows the '\+'"):
+        matrix.run(parse(*words, "--methods", "icr+"), execute=FakeRerank())
     (collection / "qrels.txt").unlink()
     with pytest.raises(InputError, match=r"toy.*has no qrels\.txt"):
         matrix.run(parse(*words), execute=FakeRerank())

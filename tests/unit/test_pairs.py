@@ -225,6 +225,9 @@ def test_the_command_prints_the_table_and_reports_errors_in_one_line(
     assert table["pairs per judged query"] == ["1.7", "1.0", "1.5"]
     assert main(["pairs", *folders, "--run", "x", "--output", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+    for flags in (["--sublist-size", "5"], ["--keep-full-list"]):
+        assert main(["pairs", *folders, *flags, "--output", str(tmp_path / "out")]) == 2
+        assert f"{flags[0]} is about sub-lists; add --sublists N" in capsys.readouterr().err
     assert main(["pairs", "--collection", str(tmp_path / "absent"), "--output", str(tmp_path / "out")]) == 2
 
 

@@ -86,6 +86,12 @@ def test_a_model_beside_what_the_pipeline_writes_is_fine(pipeline):
     [
         ("NPROC", "x", "NPROC 'x' is not a whole number of at least 1"),
         ("TP", "0", "TP '0' is not a whole number of at least 1"),
+        ("NPROC", "3", "NPROC '3' is not a multiple of TP (2)"),
+        ("LR", "-1", "LR '-1' is not a number above 0"),
+        ("LR", "0e3", "LR '0e3' is not a number above 0"),
+        ("EPOCHS", "x", "EPOCHS 'x' is not a number above 0"),
+        ("EPOCH_UNIT", "weeks", "EPOCH_UNIT 'weeks' is not one of: contexts pairs"),
+        ("SEED", "x", "SEED 'x' is not a whole number of at least 0"),
         ("DRY_RUN", "yes", "DRY_RUN 'yes' is neither 0 nor 1"),
         ("RESELECT", "no", "RESELECT 'no' is neither 0 nor 1"),
         ("COLLECTION", "nowhere", "no queries.tsv there"),
@@ -94,8 +100,19 @@ def test_a_model_beside_what_the_pipeline_writes_is_fine(pipeline):
     ],
 )
 def test_a_wrong_setting_is_one_line(pipeline, variable, value, words):
-    code, made, said = pipeline.run(**{variable: value})
+    code, made, said = pipeline.run(**({"TP": "2"} if variable == "NPROC" else {}) | {variable: value})
     assert (code, made, len(said.splitlines())) == (2, [], 1) and words in said
+
+
+@pytest.mark.parametrize(("flags", "words"), [(["--rounds"], "--rounds needs a number"), (["runs/x", "--bf16"], "'runs/x' is no flag")])
+def test_a_wrong_call_is_one_line(pipeline, flags, words):
+    code, made, said = pipeline.run(*flags)
+    assert (code, made, len(said.splitlines())) == (2, [], 1) and words in said
+
+
+@pytest.mark.parametrize("value", ["1e-4", "0.5", ".5", "3", "1.", "2E+1"])
+def test_every_spelling_of_a_number_is_one(pipeline, value):
+    assert pipeline.run(LR=value, EPOCHS=value, DRY_RUN="1")[0] == 0
 
 
 def test_a_missing_output_is_made_again(pipeline):

@@ -245,6 +245,7 @@ def test_one_head_file_is_described_alone(tmp_path: Path, quick_figures: list[st
         (["--run", "nowhere"], "no such folder of results"),
         (["--matrix", "."], "no metrics.json in it or below"),
         (["--heads", "nowhere.json"], "no such file"),
+        (["--matrix", ".", "--measure", "foo"], "--measure foo goes with --run DIR only"),
     ],
 )
 def test_bad_input_is_one_line(

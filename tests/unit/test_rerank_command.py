@@ -395,6 +395,8 @@ def test_no_process_writes_before_all_have_read_what_is_done(
         (["--scores", "{tmp}/toy/queries.tsv/scores.jsonl"], "cannot be written"),
         (["--also", "{tmp}/toy/queries.tsv=icr"], "cannot be written"),
         (["--method", "icr"], "selects no heads"),
+        (["--method", "core", "--heads", "all"], "all of them are --method icr"),
+        (["--scores", "{tmp}/toy/run.bm25.txt"], "is read by this very command"),
         (["--requests", "x.jsonl"], "leave out --collection"),
     ],
 )

@@ -68,7 +68,14 @@ def test_a_phase_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         ("LAYOUT", "diagonal", "LAYOUT 'diagonal' is not one of: parallel sequential"),
         ("DTYPE", "float16", "DTYPE 'float16' is not one of: bfloat16 float32"),
         ("EVAL", "folder", "EVAL 'folder' is not NAME=FOLDER"),
+        ("EVAL", "x=a x=b", "EVAL, by name: x is there twice"),
         ("ORDERS", "sideways", "ORDERS 'sideways' is neither retriever nor shuffled"),
+        ("ORDERS", "shuffled shuffled", "ORDERS: shuffled is there twice"),
+        ("WORDS", "x=0", "WORDS 'x=0' is not NAME=N with a whole number N of at least 1"),
+        ("RANKGPT", "zzz", "RANKGPT 'zzz' is none of EVAL's names: x"),
+        ("LR", "abc", "LR 'abc' is not a number above 0"),
+        ("EPOCHS", "0", "EPOCHS '0' is not a number above 0"),
+        ("TP", "3", "NPROC '1' is not a multiple of TP (3)"),
     ],
 )
 def test_a_setting_that_cannot_be_is_one_line_before_anything_runs(tmp_path: Path, variable: str, value: str, said: str) -> None:

@@ -202,6 +202,7 @@ def test_a_picture_of_the_head_map_lies_beside_the_file(model, collection, tmp_p
         (["--entropy-weight", "inf"], "--entropy-weight"),
         (["--method", "niah", "--haystack-words", "3000", "--needles", "1"], "a haystack and its question take"),
         (["--permutations", "-1"], "--permutations"),
+        (["--no-retriever-order"], "--no-retriever-order leaves no order of a list; add --permutations N"),
         (["--collection", "nowhere"], "nowhere"),
         (["--only", "missing.txt"], "missing.txt"),
     ],
