@@ -1,6 +1,9 @@
-"""The one exception that means "the user can mend this": shown as one line, exit code 2."""
+"""Mistakes that the user can mend are one line and exit code 2: in files and values, and in the call itself."""
 
 from __future__ import annotations
+
+import argparse
+from typing import NoReturn
 
 
 class InputError(Exception):
@@ -9,3 +12,11 @@ class InputError(Exception):
     The message is one line that names the place (file and line, or flag), the value found and the remedy. Commands
     print it without a traceback and exit with code 2; library callers can catch it.
     """
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """A parser that says what is wrong with a call; argparse's own prints the whole usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say it and exit with 2."""
+        self.exit(2, f"{self.prog}: {message}; see '{self.prog} --help'\n")

@@ -11,6 +11,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from headrank.errors import OneLineParser
 from headrank.loss_settings import DEFAULT_SCALES, OBJECTIVES, SCALINGS
 from headrank.prompt import LAYOUTS
 
@@ -255,7 +256,7 @@ HEADRANK_FLAGS: list[Flag] = [
 
 def build_parser() -> argparse.ArgumentParser:
     """All flags, grouped as Megatron groups them, ours in one group at the end."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="pretrain_headrank.py",
         description="Preference training of core attention heads on Megatron-Core. Flags without 'headrank' are Megatron's own.",
         epilog="example: torchrun --nproc-per-node 8 pretrain_headrank.py --tensor-model-parallel-size 4 --headrank-model Qwen3-0.6B "
@@ -276,5 +277,5 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse the command line; argparse itself exits with code 2 on an unknown flag or value."""
+    """Parse the command line; an unknown flag or value is one line and exit code 2."""
     return build_parser().parse_args(argv)

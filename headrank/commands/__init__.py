@@ -12,10 +12,9 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from types import ModuleType
-from typing import NoReturn
 
 from headrank import __version__
-from headrank.errors import InputError
+from headrank.errors import InputError, OneLineParser
 from headrank.files import DISK_ERRORS
 from headrank.log_level import log_level
 
@@ -40,19 +39,11 @@ VERBS: dict[str, tuple[str, str]] = {
 EXTRAS = {"megatron": "train", "psutil": "train", "tensorboard": "train", "pyserini": "lucene", "transformer_engine": "gpu"}
 
 
-class Parser(argparse.ArgumentParser):
-    """A mistake in the call is one line, as every other mistake; argparse would print the whole usage before it."""
-
-    def error(self, message: str) -> NoReturn:
-        """Say it and exit with 2."""
-        self.exit(2, f"{self.prog}: {message}; see '{self.prog} --help'\n")
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The top-level parser; verbs parse their own arguments."""
     width = max(map(len, VERBS))
     verbs = "\n".join(f"  {verb:<{width}}  {summary}" for verb, (_, summary) in VERBS.items())
-    parser = Parser(
+    parser = OneLineParser(
         prog="headrank",
         description="Rerank passages from the attention of a few preference-trained heads, without decoding.",
         epilog=f"verbs:\n{verbs}\n\n'headrank VERB --help' explains a verb. Training is 'torchrun pretrain_headrank.py --help'.",
@@ -71,7 +62,7 @@ def _module_of(verb: str) -> ModuleType:
 def build_verb_parser(verb: str) -> argparse.ArgumentParser:
     """The parser of one verb."""
     module = _module_of(verb)
-    parser = Parser(prog=f"headrank {verb}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(prog=f"headrank {verb}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     module.add_arguments(parser)
     return parser
 
