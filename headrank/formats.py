@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -192,6 +192,12 @@ def write_run(path: str | os.PathLike[str], run: Mapping[str, Sequence[tuple[str
         for query_id, rows in run.items():
             for rank, (doc_id, score) in enumerate(rows, start=1):
                 stream.write(f"{query_id} Q0 {doc_id} {rank} {score:.9g} {tag}\n")
+
+
+def followed_by_unread(ranked: Sequence[tuple[str, float]], rest: Iterable[str]) -> list[tuple[str, float]]:
+    """A reranked list, best first, and below it the candidates that were not read: in their own order, each 1 below the one before."""
+    floor = ranked[-1][1]
+    return [*ranked, *((doc_id, floor - 1.0 - place) for place, doc_id in enumerate(rest))]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from headrank.errors import InputError
-from headrank.formats import Candidate, Run
+from headrank.formats import Candidate, Run, followed_by_unread
 
 
 def standardised(scores: Sequence[float]) -> np.ndarray:
@@ -35,8 +35,7 @@ def fuse_list(first_stage: Sequence[Candidate], reranked: Sequence[Candidate], d
     )
     order = sorted(range(len(top)), key=lambda place: (-scores[place], place))
     fused = [(top[place].doc_id, float(scores[place])) for place in order]
-    floor = fused[-1][1]
-    return fused + [(candidate.doc_id, floor - 1.0 - place) for place, candidate in enumerate(rest)]
+    return followed_by_unread(fused, (candidate.doc_id for candidate in rest))
 
 
 def _require_same_candidates(first_stage: Sequence[Candidate], found: Mapping[str, float], depth: int) -> None:
@@ -59,7 +58,7 @@ def _require_same_candidates(first_stage: Sequence[Candidate], found: Mapping[st
 
 
 def _has_unread_end(first_stage: Sequence[Candidate], reranked: Sequence[Candidate], depth: int) -> bool:
-    """Whether the last of the top ``depth`` has its place and not a score: 'headrank rerank' puts what it did not read in steps of 1."""
+    """Whether the last of the top ``depth`` has its place and not a score, as ``followed_by_unread`` gives it."""
     top = [candidate.doc_id for candidate in first_stage[:depth]]
     found = {candidate.doc_id: candidate.score for candidate in reranked}
     ordered = sorted((found[doc_id] for doc_id in top), reverse=True)

@@ -55,7 +55,7 @@ for name in ROUNDS DEPTH TOP_K TP NPROC GLOBAL_BATCH_SIZE PAIRS_PER_CONTEXT EVAL
 for name in PERMUTATIONS SEED; do need_number "$name" 0; done
 need_decimal LR EPOCHS
 need_one_of EPOCH_UNIT contexts pairs
-need_multiple NPROC "$TP" "TP"
+need_multiple NPROC "$TP" TP
 [[ -z ${TRAIN_FLAGS[0]:-} || ${TRAIN_FLAGS[0]} == -* ]] || stop "'${TRAIN_FLAGS[0]}' is no flag of pretrain_headrank.py; paths are variables, see the head of this file"
 need_switch RESELECT TRUNCATE DRY_RUN
 need_file HELD_OUT TRAIN_QUERIES HEADS

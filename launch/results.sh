@@ -42,16 +42,16 @@ fi
 SPAN=${SPAN-5000}                              # positions that a training list may cover; empty: those of its tokens
 export PAIRS_FLAGS=${PAIRS_FLAGS:---depth 100 --unjudged-as-zero --sublists ${SUBLISTS:-3} --sublist-size 8-16} # training lists, of the top 100
 export PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-1e-4} EPOCHS=${EPOCHS:-1} PAIRS_PER_CONTEXT=${PAIRS_PER_CONTEXT:-64}
-export GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-1} NPROC=${NPROC:-1} SAVE_INTERVAL=${SAVE_INTERVAL:-50} PYTHON=${PYTHON:-python} DRY_RUN=${DRY_RUN:-0}
+export GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-1} NPROC=${NPROC:-1} TP=${TP:-1} SAVE_INTERVAL=${SAVE_INTERVAL:-50} PYTHON=${PYTHON:-python} DRY_RUN=${DRY_RUN:-0}
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" STATISTICS=${STATISTICS:-$OUTPUT/head-statistics}
 HEADRANK=("$PYTHON" -m headrank)
 PROMPT=(--query-rows "$QUERY_ROWS" --max-words "$MAX_WORDS")
 
 need_switch DRY_RUN
-for name in JOBS MAX_WORDS NEEDLES NPROC; do need_number "$name"; done
+for name in JOBS MAX_WORDS NEEDLES NPROC TP; do need_number "$name"; done
 need_number PERMUTATIONS 0
 need_decimal LR EPOCHS
-need_multiple NPROC "${TP:-1}" TP
+need_multiple NPROC "$TP" TP
 [[ -z $SPAN ]] || need_number SPAN
 for name in SEEDS DEPTHS; do need_numbers "$name"; done
 need_one_of DTYPE bfloat16 float32

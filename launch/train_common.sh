@@ -49,8 +49,8 @@ for name in SEED NODE_RANK MASTER_PORT; do need_number "$name" 0; done
 need_decimal LR EPOCHS CLIP_GRAD
 need_one_of PRECISION bf16 fp32
 need_one_of BACKEND nccl gloo
-((NODE_RANK < NNODES)) || stop "NODE_RANK '$NODE_RANK' is not below NNODES ($NNODES); nodes are numbered from 0"
-((MASTER_PORT < 65536)) || stop "MASTER_PORT '$MASTER_PORT' is no port; give a number below 65536"
+((10#$NNODES == 1 || 10#$NODE_RANK < 10#$NNODES)) || stop "NODE_RANK '$NODE_RANK' is not below NNODES ($NNODES); nodes are numbered from 0"
+((10#$MASTER_PORT < 65536)) || stop "MASTER_PORT '$MASTER_PORT' is no port; give a number below 65536"
 processes=$((10#$NPROC * 10#$NNODES))
 ((processes % 10#$TP == 0)) || stop "NPROC x NNODES ($processes processes) is not a multiple of TP ($TP)"
 need_multiple GLOBAL_BATCH_SIZE $((10#$MICRO_BATCH_SIZE * processes / 10#$TP)) "MICRO_BATCH_SIZE x NPROC x NNODES / TP"

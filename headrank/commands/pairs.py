@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         random_pairs=args.random_pairs,
         max_pairs=args.max_pairs_per_query or 0,
         sublists=args.sublists,
-        sublist_size=args.sublist_size or (20, 20),
+        sublist_size=args.sublist_size or PairSettings.sublist_size,
         keep_full_list=args.keep_full_list,
         seed=args.seed,
     )

@@ -13,7 +13,7 @@ from headrank.baselines import find_method
 from headrank.commands import options
 from headrank.errors import InputError
 from headrank.files import require_writable, write_json, write_jsonl
-from headrank.formats import read_corpus, write_run
+from headrank.formats import followed_by_unread, read_corpus, write_run
 from headrank.prompt import PromptTemplate
 from headrank.requests import Request
 
@@ -114,9 +114,7 @@ def _write_target(
     ranked: dict[str, list[tuple[str, float]]] = {}
     for request, row in zip(requests, rows, strict=True):
         pairs = sorted(zip(row["doc_ids"], row["scores"], row["ranks"], strict=True), key=lambda item: (-item[1], item[2]))
-        floor = min(score for _, score, _ in pairs)
-        below = [(doc_id, floor - 1.0 - place) for place, doc_id in enumerate(request.rest)]
-        ranked[request.query_id] = [(doc_id, score) for doc_id, score, _ in pairs] + below
+        ranked[request.query_id] = followed_by_unread([(doc_id, score) for doc_id, score, _ in pairs], request.rest)
     Path(target.output).parent.mkdir(parents=True, exist_ok=True)
     if target.scores:
         write_jsonl(target.scores, rows)

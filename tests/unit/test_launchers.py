@@ -105,6 +105,11 @@ def test_a_setting_that_cannot_be_is_one_line_before_anything_starts(variables: 
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1) and words in done.stderr
 
 
+def test_on_one_node_its_number_in_a_larger_job_is_no_matter() -> None:
+    before, _ = dry_command("train_qwen3_0.6b.sh", NODE_RANK="3")
+    assert "--standalone" in before and "--node-rank" not in before
+
+
 def test_a_fifth_path_is_refused() -> None:
     done = started("train_qwen3_0.6b.sh", "model", "heads", "data", "save", "more", DRY_RUN="1")
     assert done.returncode == 2 and "'more' is one word too many" in done.stderr

@@ -75,6 +75,7 @@ def test_a_phase_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         ("RANKGPT", "zzz", "RANKGPT 'zzz' is none of EVAL's names: x"),
         ("LR", "abc", "LR 'abc' is not a number above 0"),
         ("EPOCHS", "0", "EPOCHS '0' is not a number above 0"),
+        ("TP", "x", "TP 'x' is not a whole number of at least 1"),
         ("TP", "3", "NPROC '1' is not a multiple of TP (3)"),
     ],
 )

@@ -128,8 +128,8 @@ def test_bad_input_is_one_line(
     assert not (tmp_path / "view.html").exists()
 
 
-def test_a_page_that_could_not_be_written_is_refused_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(["view", "--collection", "examples/collection", "--model", "nowhere", "--query", "1", "--output", "/proc/no/view.html"]) == 2
-    )
+def test_a_page_that_could_not_be_written_is_refused_before_the_model_is_loaded(
+    collection: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["view", "--collection", str(collection), "--model", "nowhere", "--query", "1", "--output", "/proc/no/view.html"]) == 2
     assert "/proc/no/view.html: cannot be written" in capsys.readouterr().err
