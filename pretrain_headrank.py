@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Sequence
 
 from headrank.errors import InputError
-from megatron_patches.arguments import parse_arguments
+from megatron_patches.training.arguments import parse_arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,13 +48,13 @@ def run(args: argparse.Namespace) -> int:
     """Check everything that can be checked cheaply, then build and train."""
     started = time.monotonic()
     from megatron_patches import device
-    from megatron_patches.config import check_heads, check_network_flags, check_position_span, config_from
-    from megatron_patches.config_checks import check_machine, check_outputs
     from megatron_patches.layer_spec import has_transformer_engine
-    from megatron_patches.run_setup import load_heads, prepare_run, resolve_model
     from megatron_patches.shape import ModelShape
-    from megatron_patches.training import train
-    from megatron_patches.training_log import set_up_logging
+    from megatron_patches.training.config import check_heads, check_network_flags, check_position_span, config_from
+    from megatron_patches.training.config_checks import check_machine, check_outputs
+    from megatron_patches.training.loop import train
+    from megatron_patches.training.run_setup import load_heads, prepare_run, resolve_model
+    from megatron_patches.training.training_log import set_up_logging
 
     rank, world_size, _ = device.world_from_environment()
     set_up_logging(rank)

@@ -11,12 +11,12 @@ import dataclasses
 import torch
 
 from data_tools.training_set import Sample
-from headrank.attention import BranchLayout, batch_contexts
-from headrank.heads import HeadSet
-from headrank.loss_settings import LossSettings
-from headrank.losses import headrank_loss
-from headrank.scores import calibrated_scores
-from headrank.spans import EncodedContext
+from headrank.method.attention import BranchLayout, batch_contexts
+from headrank.method.heads import HeadSet
+from headrank.method.loss_settings import LossSettings
+from headrank.method.losses import headrank_loss
+from headrank.method.scores import calibrated_scores
+from headrank.method.spans import EncodedContext
 from megatron_patches.model import HeadRankModel
 
 

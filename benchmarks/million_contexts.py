@@ -61,8 +61,8 @@ def make(folder: Path, num_contexts: int) -> None:
 
 def open_set(folder: Path, tokenizer: Any) -> TrainingSet:
     """The training set; the first call builds its cache."""
-    from headrank.prompt import PromptTemplate
-    from headrank.spans import PromptEncoder
+    from headrank.method.prompt import PromptTemplate
+    from headrank.method.spans import PromptEncoder
 
     bare = PromptTemplate(opening="", instruction="Q: ", use_chat_template=False)  # the frame would be most of the tokens
     return TrainingSet(folder, PromptEncoder(tokenizer, bare, 2048), pairs_per_context=1)

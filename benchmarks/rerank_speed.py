@@ -33,12 +33,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from headrank.commands.options import resolve_model
-from headrank.heads import HeadSet
+from headrank.method.heads import HeadSet
+from headrank.method.prompt import PromptTemplate
+from headrank.method.spans import PromptEncoder
 from headrank.model_config import load_config, truncate_config
-from headrank.prompt import PromptTemplate
-from headrank.reader import quiet_loading
-from headrank.reranker import HeadRankReranker
-from headrank.spans import PromptEncoder
+from headrank.reranking.reader import quiet_loading
+from headrank.reranking.reranker import HeadRankReranker
 
 SENTENCE = (
     "The report on harbour number {n} describes how the tide, the wind and the traffic of small boats shaped the quay over "

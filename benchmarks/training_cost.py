@@ -32,10 +32,10 @@ import torch
 from benchmarks.literal_recipe import literal_backward
 from benchmarks.rerank_speed import QUERY, _status, heads_up_to, pairs, passages
 from data_tools.training_set import Sample
-from headrank.heads import HeadSet
-from headrank.loss_settings import LossSettings
-from headrank.prompt import PromptTemplate
-from headrank.spans import PromptEncoder
+from headrank.method.heads import HeadSet
+from headrank.method.loss_settings import LossSettings
+from headrank.method.prompt import PromptTemplate
+from headrank.method.spans import PromptEncoder
 
 RANDOM_SHAPE = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 8, "num_key_value_heads": 4}
 THREADS = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "TOKENIZERS_PARALLELISM": "false"}
@@ -57,11 +57,11 @@ class Trainer:
     def __init__(self, model: str, last_layer: int, *flags: str) -> None:
         """Build it as pretrain_headrank.py does; the weights come from ``model``."""
         from megatron_patches import device
-        from megatron_patches.arguments import parse_arguments
-        from megatron_patches.assembly import build_optimizer, build_policy, wrap_model
-        from megatron_patches.config import config_from
+        from megatron_patches.checkpoints.weights import load_hf_weights
         from megatron_patches.shape import ModelShape
-        from megatron_patches.weights import load_hf_weights
+        from megatron_patches.training.arguments import parse_arguments
+        from megatron_patches.training.assembly import build_optimizer, build_policy, wrap_model
+        from megatron_patches.training.config import config_from
 
         names = ["--headrank-model", model, "--headrank-heads", "-", "--train-data-path", "-", "--lr", "1e-6", "--train-iters", "1000"]
         self.config = config_from(parse_arguments([*names, *flags]), int(os.environ.get("WORLD_SIZE", "1")))
@@ -76,7 +76,7 @@ class Trainer:
 
     def batches(self, sample: Sample) -> Iterator[Any]:
         """The sample for ever, with zeros for its reference scores."""
-        from megatron_patches.batches import make_batch
+        from megatron_patches.training.batches import make_batch
 
         class Zeros:
             def of(self, sample: Sample) -> np.ndarray:
@@ -87,13 +87,13 @@ class Trainer:
 
     def step(self, sample: Sample) -> None:
         """One whole training step."""
-        from megatron_patches.train_step import train_step
+        from megatron_patches.training.train_step import train_step
 
         train_step(self.model, self.optimizer, self.batches(sample), self.heads, self.config.loss, self.config.num_microbatches)
 
     def forward(self, sample: Sample) -> None:
         """The same forward without gradient."""
-        from megatron_patches.held_out import score_sample
+        from megatron_patches.training.held_out import score_sample
 
         score_sample(self.model, sample, self.heads, torch.device("cpu"))
 
@@ -141,8 +141,8 @@ def compare(args: argparse.Namespace, model: str) -> dict[str, Any]:
 
 def time_pairs(model: str, trainer: Trainer, sample: Sample, few: Sample, rounds: int) -> dict[str, list[float]]:
     """Seconds a pair: the literal recipe on the pairs of ``few``, ours on those of ``sample``."""
+    from megatron_patches.checkpoints.weights import load_hf_weights
     from megatron_patches.model import build_model
-    from megatron_patches.weights import load_hf_weights
 
     policy, frozen = build_model(trainer.shape), build_model(trainer.shape)
     for one in (policy, frozen):

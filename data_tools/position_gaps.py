@@ -13,7 +13,7 @@ import dataclasses
 import numpy as np
 
 from data_tools.seeds import generator
-from headrank.spans import EncodedContext
+from headrank.method.spans import EncodedContext
 
 
 def spread(encoded: EncodedContext, span: int, *key: str | int) -> EncodedContext:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_tools.beir_folder import find_beir_files, read_beir_qrels, read_beir_queries
 from data_tools.benchmarks import Benchmark
 from data_tools.collection_files import write_collection
 from data_tools.retrieve import Bm25Index, RankedList, search_all, strictly_decreasing
+from data_tools.sources.beir_folder import find_beir_files, read_beir_qrels, read_beir_queries
 from headrank.errors import InputError
 from headrank.evaluation.measures import evaluate_run
 from headrank.files import read_json
@@ -99,7 +99,7 @@ def _judged(queries: dict[str, str], qrels: Qrels, source: str) -> dict[str, str
 
 
 def _from_ir_datasets(benchmark: Benchmark, dataset_id: str | None, watch: Watch) -> Material:
-    from data_tools.ir_datasets_source import iterate_dataset, load_dataset, read_dataset_qrels, read_dataset_queries
+    from data_tools.sources.ir_datasets_source import iterate_dataset, load_dataset, read_dataset_qrels, read_dataset_queries
 
     if dataset_id is None:
         raise InputError(f"{benchmark.name}: ir_datasets does not have it as the paper uses it; {benchmark.source}")
@@ -117,7 +117,7 @@ def _from_ir_datasets(benchmark: Benchmark, dataset_id: str | None, watch: Watch
 
 
 def _from_pyserini(benchmark: Benchmark) -> Material:
-    from data_tools.pyserini_engine import load_qrels, load_topics, search_pyserini
+    from data_tools.sources.pyserini_engine import load_qrels, load_topics, search_pyserini
 
     if benchmark.index is None or benchmark.topics is None or benchmark.qrels is None:
         raise InputError(f"{benchmark.name}: not in Pyserini; {benchmark.source}")

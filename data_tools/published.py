@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-Head = tuple[int, int]  # (layer, head), as in headrank.heads, which would load torch
+Head = tuple[int, int]  # (layer, head), as in headrank.method.heads, which would load torch
 
 TABLE_1 = "Table 1: NDCG@10, BM25 top-40"
 TABLE_2 = "Table 2: Recall@2 and Recall@5, ColBERTv2 top-20"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from data_tools.contexts import CONTEXTS_FILE, iterate_contexts
-from headrank.prompt import PromptTemplate
-from headrank.selection import SelectionContext, in_prompt_order, list_orders
+from headrank.method.prompt import PromptTemplate
+from headrank.selection.selection import SelectionContext, in_prompt_order, list_orders
 
 
 def training_contexts(

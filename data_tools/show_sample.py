@@ -11,7 +11,7 @@ import numpy as np
 
 from data_tools.contexts import CONTEXTS_FILE, PAIRS_FILE, Context, iterate_contexts, iterate_pairs, pair_indices
 from headrank.errors import InputError
-from headrank.spans import EncodedContext, PromptEncoder
+from headrank.method.spans import EncodedContext, PromptEncoder
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

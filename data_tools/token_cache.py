@@ -23,7 +23,7 @@ from data_tools.contexts import CONTEXTS_FILE, PAIRS_FILE, iterate_contexts_with
 from data_tools.seeds import generator
 from headrank.errors import InputError
 from headrank.formats import read_json
-from headrank.spans import EncodedContext, PromptEncoder
+from headrank.method.spans import EncodedContext, PromptEncoder
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from data_tools.position_gaps import spread
 from data_tools.seeds import generator, stable_hash
 from data_tools.token_cache import open_cache
 from headrank.errors import InputError
-from headrank.spans import EncodedContext, PromptEncoder
+from headrank.method.spans import EncodedContext, PromptEncoder
 
 EPOCHS = ("pairs", "contexts")
 

@@ -16,12 +16,12 @@ from headrank.commands.plan import quieten_megatron
 
 quieten_megatron()
 
-from megatron_patches.planner import Data, Plan  # noqa: E402
-from megatron_patches.planner_gpus import GIB, GPUS, find_gpu  # noqa: E402
-from megatron_patches.planner_job import Job  # noqa: E402
-from megatron_patches.planner_measure import measure_by_depth  # noqa: E402
-from megatron_patches.planner_meter import Costs  # noqa: E402
-from megatron_patches.planner_shapes import KNOWN_MODELS, heads_of, shape_of  # noqa: E402
+from megatron_patches.planner.gpus import GIB, GPUS, find_gpu  # noqa: E402
+from megatron_patches.planner.job import Job  # noqa: E402
+from megatron_patches.planner.measure import measure_by_depth  # noqa: E402
+from megatron_patches.planner.meter import Costs  # noqa: E402
+from megatron_patches.planner.plan import Data, Plan  # noqa: E402
+from megatron_patches.planner.shapes import KNOWN_MODELS, heads_of, shape_of  # noqa: E402
 
 DOCS = Path(__file__).resolve().parent
 PAPER_TP = {"Qwen3-0.6B": 4, "Qwen3-1.7B": 4, "Qwen3-4B": 8}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from data_tools.embedded import embedded_model_directory
+from data_tools.sources.embedded import embedded_model_directory
 from headrank import HeadRankReranker
 
 PASSAGES = [

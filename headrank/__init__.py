@@ -9,15 +9,15 @@ __all__ = ["HeadRankReranker", "HeadSet", "InputError", "PromptTemplate", "__ver
 
 if TYPE_CHECKING:
     from headrank.errors import InputError
-    from headrank.heads import HeadSet
-    from headrank.prompt import PromptTemplate
-    from headrank.reranker import HeadRankReranker
+    from headrank.method.heads import HeadSet
+    from headrank.method.prompt import PromptTemplate
+    from headrank.reranking.reranker import HeadRankReranker
 
 _HOMES = {
-    "HeadRankReranker": "headrank.reranker",
-    "HeadSet": "headrank.heads",
+    "HeadRankReranker": "headrank.reranking.reranker",
+    "HeadSet": "headrank.method.heads",
     "InputError": "headrank.errors",
-    "PromptTemplate": "headrank.prompt",
+    "PromptTemplate": "headrank.method.prompt",
 }
 
 

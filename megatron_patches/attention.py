@@ -24,7 +24,7 @@ from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import divide
 
-from headrank.attention import BranchLayout, branched_context, causal_context, mean_row_probabilities, replace_calibration_rows
+from headrank.method.attention import BranchLayout, branched_context, causal_context, mean_row_probabilities, replace_calibration_rows
 
 
 class LayerRows(NamedTuple):

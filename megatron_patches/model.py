@@ -20,8 +20,8 @@ from megatron.core.transformer.transformer_block import TransformerBlock, Transf
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.utils.checkpoint import checkpoint
 
-from headrank.attention import BranchLayout
 from headrank.errors import InputError
+from headrank.method.attention import BranchLayout
 from megatron_patches import device
 from megatron_patches.attention import LayerRows, RowCapture
 from megatron_patches.layer_spec import final_norm, has_transformer_engine, layer_spec, query_key_layer_spec

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
-from headrank.attention import BranchLayout
-from headrank.scores import calibrated_scores, entropy, kept_tokens, sum_over_documents
+from headrank.method.attention import BranchLayout
+from headrank.method.scores import calibrated_scores, entropy, kept_tokens, sum_over_documents
 from megatron_patches.model import CapturedRows
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from headrank.spans import EncodedContext
+from headrank.method.spans import EncodedContext
 
 
 @dataclass

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrank.heads import HeadSet
+from headrank.method.heads import HeadSet
 from tests.tiny_models import SIZES, make_tiny_model
 
 _WORDS = "flea host warm cycle concrete floor dollar square foot rosin bow grip string violin passage document query months".split()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrank.evaluation.viewer.contents import View, build_view
 from headrank.formats import Document
-from headrank.reranker import DetailedScores, TokenScores
+from headrank.reports.viewer.contents import View, build_view
+from headrank.reranking.reranker import DetailedScores, TokenScores
 
 HEADS = ((3, 1), (3, 2), (5, 0))
 DOCUMENTS = (

@@ -20,14 +20,14 @@ from headrank.errors import InputError
 if TYPE_CHECKING:
     from data_tools.benchmarks import Benchmark
     from data_tools.prepare_benchmark import Check
-    from headrank.evaluation.matrix_plan import MatrixBenchmark
+    from headrank.experiments.matrix_plan import MatrixBenchmark
 
 _log = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Three actions, each with its own flags."""
-    from headrank.evaluation import matrix
+    from headrank.experiments import matrix
 
     actions = parser.add_subparsers(dest="action", required=True, metavar="list | prepare | run")
     listing = actions.add_parser("list", help="what there is and what is ready")
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Do the chosen action."""
     if args.action == "run":
-        from headrank.evaluation import matrix
+        from headrank.experiments import matrix
 
         args.benchmarks = _all_prepared(args.benchmarks, args.home)
         return int(matrix.run(args, find_benchmark=lambda name: find_prepared(name, args.home)) or 0)
@@ -84,7 +84,7 @@ def _all_prepared(names: list[str], home: str | None) -> list[str]:
 def find_prepared(name: str, home: str | None = None) -> MatrixBenchmark:
     """A prepared benchmark for the matrix; averages are the paper's, over the queries that have candidates."""
     from data_tools.benchmarks import benchmark_home, find_benchmark, is_ready
-    from headrank.evaluation.matrix_plan import MatrixBenchmark
+    from headrank.experiments.matrix_plan import MatrixBenchmark
 
     benchmark = find_benchmark(name)
     folder = benchmark_home(home)

@@ -18,7 +18,7 @@ from headrank.commands import options
 from headrank.errors import InputError
 
 if TYPE_CHECKING:
-    from headrank.heads import HeadSet
+    from headrank.method.heads import HeadSet
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Export and say what was written."""
-    from headrank.heads import HeadSet
+    from headrank.method.heads import HeadSet
     from headrank.model_config import load_config
 
     heads = HeadSet.load(args.heads) if args.heads else None
@@ -50,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from megatron_patches import device
-    from megatron_patches.export import ExportRequest, export_hf
-    from megatron_patches.safetensors_files import local_directory, parse_size
+    from megatron_patches.checkpoints.export import ExportRequest, export_hf
+    from megatron_patches.checkpoints.safetensors_files import local_directory, parse_size
 
     base = local_directory(source)
     request = ExportRequest(
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _exchange_heads(args: argparse.Namespace, heads: HeadSet | None, base: Path) -> int:
     """The way without Megatron: the first process alone copies."""
-    from headrank.exported_model import exchange_heads
+    from headrank.reranking.exported_model import exchange_heads
 
     for flag, value in (("--truncate", args.truncate), ("--dtype", args.dtype), ("--max-shard-size", args.max_shard_size)):
         if value:

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Fuse and write; returns the exit code."""
-    from headrank.fusion import fuse_runs
+    from headrank.reranking.fusion import fuse_runs
 
     if not 0 <= args.weight <= 1:
         raise InputError(f"--weight {args.weight} must be from 0 to 1")

@@ -32,8 +32,8 @@ def run(args: argparse.Namespace) -> int:
 
     source = options.resolve_model(args.hf)
     load_config(source)  # a wrong name is reported before Megatron is loaded
-    from megatron_patches.conversion import import_hf
-    from megatron_patches.safetensors_files import local_directory
+    from megatron_patches.checkpoints.conversion import import_hf
+    from megatron_patches.checkpoints.safetensors_files import local_directory
     from megatron_patches.shape import ModelShape, check_tensor_parallel_size
 
     shape = ModelShape.from_hf(source)

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from headrank.errors import InputError
 from headrank.formats import Collection
-from headrank.prompt import LAYOUTS, ORDERS, QUERY_ROWS, PromptTemplate
+from headrank.method.prompt import LAYOUTS, ORDERS, QUERY_ROWS, PromptTemplate
 
 Item = TypeVar("Item")
 _PROMPT_SWITCHES = ("query_rows", "order", "max_words", "document_layout")
@@ -74,7 +74,7 @@ def resolve_model(name: str) -> str:
     """A path or hub name that transformers can load; 'embedded' is fetched into the user's cache on first use."""
     if name != "embedded":
         return name
-    from data_tools.embedded import embedded_model_directory
+    from data_tools.sources.embedded import embedded_model_directory
 
     return str(embedded_model_directory())
 

@@ -163,7 +163,7 @@ def _show(args: argparse.Namespace) -> int:
 
     from data_tools.contexts import CONTEXTS_FILE
     from data_tools.show_sample import render_context
-    from headrank.spans import PromptEncoder
+    from headrank.method.spans import PromptEncoder
 
     if not (Path(args.output) / CONTEXTS_FILE).is_file():
         raise InputError(f"{args.output}: has no {CONTEXTS_FILE} to show; build it first, without --show")

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 from headrank.errors import InputError
 
 if TYPE_CHECKING:
-    from megatron_patches.planner import Plan
-    from megatron_patches.planner_job import Job
-    from megatron_patches.planner_limits import Limit
+    from megatron_patches.planner.job import Job
+    from megatron_patches.planner.limits import Limit
+    from megatron_patches.planner.plan import Plan
 
 MODELS = "Qwen3-0.6B, -1.7B, -4B, -8B, -14B, -32B, embedded, or a Hugging Face directory"
 PAPER_BATCH = 32
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> None:
     """Measure, then print."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the rehearsal counts on stand-ins for tensors, with the CPU's kernels, wherever it runs
     quieten_megatron()
-    from megatron_patches.planner_limits import first_limits, smallest_tensor_parallel
+    from megatron_patches.planner.limits import first_limits, smallest_tensor_parallel
 
     plans = make_plans(args)
     limits, smallest = [], None
@@ -119,10 +119,10 @@ def quieten_megatron() -> None:
 
 def make_plans(args: argparse.Namespace) -> list[Plan]:
     """One plan a recipe. The literal recipe is measured by depth; ours in full unless --by-depth."""
-    from megatron_patches.planner import Data, Plan
-    from megatron_patches.planner_gpus import find_gpu
-    from megatron_patches.planner_limits import smallest_tensor_parallel
-    from megatron_patches.planner_measure import measure, measure_by_depth
+    from megatron_patches.planner.gpus import find_gpu
+    from megatron_patches.planner.limits import smallest_tensor_parallel
+    from megatron_patches.planner.measure import measure, measure_by_depth
+    from megatron_patches.planner.plan import Data, Plan
 
     numbers = {name: getattr(args, name) for name in GPU_NUMBERS}
     gpu = find_gpu(args.gpu, **{name: None if value is None else value * GPU_NUMBERS[name][2] for name, value in numbers.items()})
@@ -145,9 +145,9 @@ def make_plans(args: argparse.Namespace) -> list[Plan]:
 
 def _job(args: argparse.Namespace) -> Job:
     """The job that the flags describe, at the largest tensor-parallel size possible and with a global batch where none was given."""
-    from headrank.heads import HeadSet
-    from megatron_patches.planner_job import Job
-    from megatron_patches.planner_shapes import heads_of, shape_of
+    from headrank.method.heads import HeadSet
+    from megatron_patches.planner.job import Job
+    from megatron_patches.planner.shapes import heads_of, shape_of
 
     shape = shape_of(args.model)
     if args.heads and args.l_max is not None:

@@ -20,8 +20,8 @@ from headrank.commands import options
 from headrank.errors import InputError
 
 if TYPE_CHECKING:
-    from headrank.evaluation.paper_tables import TableSpec
-    from headrank.heads import HeadSet
+    from headrank.method.heads import HeadSet
+    from headrank.reports.paper_tables import TableSpec
 
 _log = logging.getLogger(__name__)
 
@@ -65,15 +65,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _report_training(args: argparse.Namespace) -> int:
-    from headrank.evaluation.training_curves import METRICS_LOG, read_training_log
-    from headrank.evaluation.training_table import training_rows, training_table
     from headrank.files import atomic_write
+    from headrank.reports.training_curves import METRICS_LOG, read_training_log
+    from headrank.reports.training_table import training_rows, training_table
 
     rows = training_rows(Path(args.training))
     text = training_table(rows)
     print(text, end="")
     if args.output:
-        from headrank.evaluation.figures import draw_learning_curves
+        from headrank.reports.figures import draw_learning_curves
 
         with atomic_write(Path(args.output) / "training.md") as stream:
             stream.write(text)
@@ -84,12 +84,12 @@ def _report_training(args: argparse.Namespace) -> int:
 
 
 def _report_run(args: argparse.Namespace) -> list[Path]:
-    from headrank.evaluation.cells import find_cells
-    from headrank.evaluation.comparison import Settings
     from headrank.evaluation.measures import measure_name
-    from headrank.evaluation.run_report import RunReport, write_run_report
+    from headrank.experiments.cells import find_cells
     from headrank.files import plain_or_gzipped
     from headrank.formats import read_queries
+    from headrank.reports.comparison import Settings
+    from headrank.reports.run_report import RunReport, write_run_report
 
     folder = Path(args.run)
     report = RunReport(
@@ -105,8 +105,8 @@ def _report_run(args: argparse.Namespace) -> list[Path]:
 
 
 def _report_matrix(args: argparse.Namespace) -> list[Path]:
-    from headrank.evaluation.cells import find_cells
-    from headrank.evaluation.matrix_report import write_matrix_report
+    from headrank.experiments.cells import find_cells
+    from headrank.reports.matrix_report import write_matrix_report
 
     folder = Path(args.matrix)
     output = Path(args.output or folder / "report")
@@ -116,9 +116,9 @@ def _report_matrix(args: argparse.Namespace) -> list[Path]:
 
 
 def _report_heads(args: argparse.Namespace) -> list[Path]:
-    from headrank.evaluation.head_depth import compare_heads
-    from headrank.evaluation.head_report import head_blocks, write_head_table
-    from headrank.evaluation.page import Page
+    from headrank.reports.head_depth import compare_heads
+    from headrank.reports.head_report import head_blocks, write_head_table
+    from headrank.reports.page import Page
 
     sets = _load_heads(args.heads)
     output = Path(args.output or Path(args.heads[-1].rpartition("=")[2]).parent / "report")
@@ -134,8 +134,8 @@ def _report_heads(args: argparse.Namespace) -> list[Path]:
 
 
 def _load_heads(paths: list[str]) -> dict[str, HeadSet]:
-    from headrank.evaluation.head_report import label_paths
-    from headrank.heads import HeadSet
+    from headrank.method.heads import HeadSet
+    from headrank.reports.head_report import label_paths
 
     return {label: HeadSet.load(path) for label, path in label_paths(paths).items()}
 
@@ -144,7 +144,7 @@ def _heads_beside(folder: Path) -> dict[str, HeadSet]:
     """The head sets of a run's folder: heads.before.json, heads.after.json and the like, or, as launch/pipeline.sh leaves them,
     heads.json before training and round-N/heads.json after each round.
     """
-    from headrank.heads import HeadSet
+    from headrank.method.heads import HeadSet
 
     rounds = sorted(folder.glob("round-*/heads.json"), key=lambda path: (len(path.parent.name), path.parent.name))
     if rounds and (folder / "heads.json").is_file():
@@ -173,8 +173,8 @@ def _spec(table: str, name: str, *, by_group: bool = False, is_ablation: bool = 
     """One of the paper's tables: columns in its order, values, averages and success rates as it prints them."""
     from data_tools.benchmarks import BENCHMARKS
     from data_tools.published import SUCCESS_RATE, published_numbers
-    from headrank.evaluation.paper_tables import Published, TableSpec
-    from headrank.evaluation.tables import Column
+    from headrank.reports.paper_tables import Published, TableSpec
+    from headrank.reports.tables import Column
 
     numbers = [number for number in published_numbers() if number.table == table]
     columns = []

@@ -23,9 +23,9 @@ from headrank.commands import options
 from headrank.commands.rerank_targets import Target, require_places, targets_of, template_of, write_targets
 from headrank.errors import InputError
 from headrank.files import folder_key
-from headrank.partial_results import PartialResults
-from headrank.prompt import PromptTemplate
-from headrank.requests import Request, requests_from_collection, requests_from_file
+from headrank.method.prompt import PromptTemplate
+from headrank.reranking.partial_results import PartialResults
+from headrank.reranking.rerank_requests import Request, requests_from_collection, requests_from_file
 
 _log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ def _score(rankers: Sequence[Any], batch: list[Request]) -> Iterator[dict[str, A
 
 
 def _shared_scores(rankers: Sequence[Any], lists: list[tuple[str, list[dict[str, str]]]]) -> list[list[Any]]:
-    from headrank.reranker import shared_scores
+    from headrank.reranking.reranker import shared_scores
 
     return shared_scores(rankers, lists)
 
@@ -168,8 +168,8 @@ def _build_rankers(args: argparse.Namespace, targets: Sequence[Target]) -> list[
     """The ranker of every target; several read one model, loaded as deep as the deepest of them needs."""
     if len(targets) == 1:
         return [_build_ranker(args)]
-    from headrank.reader import AttentionReader
-    from headrank.reranker import HeadRankReranker, choose_heads
+    from headrank.reranking.reader import AttentionReader
+    from headrank.reranking.reranker import HeadRankReranker, choose_heads
 
     model = options.resolve_model(args.model)
     sets = [choose_heads(model, "all" if target.method == "icr" else target.heads) for target in targets]
@@ -194,11 +194,11 @@ def _difference(one: PromptTemplate, other: PromptTemplate) -> str:
 
 def _build_ranker(args: argparse.Namespace) -> Any:
     """The method's ranker; --heads and the prompt switches reach every attention method alike. A first stage needs no model."""
-    from headrank.baselines import FirstStage, build_ranker, find_method
+    from headrank.methods import FirstStage, build_ranker, find_method
 
     if find_method(args.method).kind == "first-stage":
         return FirstStage()
-    from headrank.reranker import choose_heads
+    from headrank.reranking.reranker import choose_heads
 
     model = options.resolve_model(args.model)
     heads = choose_heads(model, args.heads) if args.heads or args.method == "headrank" else None

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrank.baselines import find_method
 from headrank.commands import options
 from headrank.errors import InputError
 from headrank.files import require_writable, write_json, write_jsonl
 from headrank.formats import followed_by_unread, read_corpus, write_run
-from headrank.prompt import PromptTemplate
-from headrank.requests import Request
+from headrank.method.prompt import PromptTemplate
+from headrank.methods import find_method
+from headrank.reranking.rerank_requests import Request
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _write_target(
     if target.meta:
         write_json(target.meta, _facts(args, target, rows, ranker, facts))
     if target.output.endswith(".jsonl"):
-        from headrank.rank_llm_format import read_candidates_jsonl, write_candidates_jsonl
+        from headrank.reranking.rank_llm_format import read_candidates_jsonl, write_candidates_jsonl
 
         wanted = {doc_id for pairs in ranked.values() for doc_id, _ in pairs}  # also those below the depth, whose texts nobody needs
         texts = read_candidates_jsonl(args.requests)[2] if args.requests else read_corpus(options.open_collection(args).corpus_path, wanted)
@@ -167,7 +167,7 @@ def _success(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Format success over all queries, whichever process or earlier run ranked them; None where nothing was generated."""
     if not any("windows" in row for row in rows):
         return None
-    from headrank.baselines.rankgpt import ParsedAnswer, SuccessRates
+    from headrank.generation.rankgpt import ParsedAnswer, SuccessRates
 
     rates = SuccessRates()
     for row in rows:

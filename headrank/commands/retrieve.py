@@ -78,7 +78,7 @@ def _bm25s(args: argparse.Namespace) -> int:
 
 def _pyserini(args: argparse.Namespace) -> int:
     from data_tools.collection_files import require_free, write_collection
-    from data_tools.pyserini_engine import load_qrels, load_topics, search_pyserini
+    from data_tools.sources.pyserini_engine import load_qrels, load_topics, search_pyserini
 
     if args.index is None:
         raise InputError("--engine pyserini needs --index: a Lucene index folder or the name of a prebuilt index")

@@ -20,10 +20,10 @@ from headrank.files import require_writable
 from headrank.formats import Collection, iterate_corpus
 
 if TYPE_CHECKING:
-    from headrank.heads import HeadSet
-    from headrank.prompt import PromptTemplate
-    from headrank.reader import AttentionReader
-    from headrank.selection import HeadPolicy, RankedHeads, SelectionContext
+    from headrank.method.heads import HeadSet
+    from headrank.method.prompt import PromptTemplate
+    from headrank.reranking.reader import AttentionReader
+    from headrank.selection.selection import HeadPolicy, RankedHeads, SelectionContext
 
 _log = logging.getLogger(__name__)
 POLICIES = ("entropy", "core", "qr", "qr-ndcg", "niah")
@@ -129,8 +129,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _attention_selection(args: argparse.Namespace, methods: list[str]) -> list[HeadSet]:
     """All policies that read prefill attention, from one forward a list."""
-    from headrank.head_statistics import StatisticsCache, model_fingerprint
-    from headrank.selection import accumulate
+    from headrank.selection.selection import accumulate
+    from headrank.selection.statistics import StatisticsCache, model_fingerprint
 
     contexts = _contexts(args)
     policies = [_policy(method, args, contexts) for method in methods]
@@ -150,8 +150,8 @@ def _attention_selection(args: argparse.Namespace, methods: list[str]) -> list[H
 
 
 def _prompt(args: argparse.Namespace) -> PromptTemplate:
-    from headrank.heads import HeadSet
-    from headrank.reranker import choose_heads
+    from headrank.method.heads import HeadSet
+    from headrank.reranking.reranker import choose_heads
 
     if args.prompt_of is None:
         return options.prompt_from(args)
@@ -164,7 +164,7 @@ def _prompt(args: argparse.Namespace) -> PromptTemplate:
 
 def _load_reader(args: argparse.Namespace) -> AttentionReader:
     from headrank.model_config import model_size
-    from headrank.reader import AttentionReader
+    from headrank.reranking.reader import AttentionReader
 
     model = options.resolve_model(args.model)
     last_layer = _pruned(model_size(model)[0], args.prune) - 1
@@ -177,7 +177,7 @@ def _pruned(num_layers: int, fraction: float) -> int:
 
 
 def _contexts(args: argparse.Namespace) -> list[SelectionContext]:
-    from headrank.selection import collection_contexts
+    from headrank.selection.selection import collection_contexts
 
     contexts = []
     if args.contexts:
@@ -228,9 +228,9 @@ def _collections(args: argparse.Namespace) -> list[Collection]:
 
 def _policy(method: str, args: argparse.Namespace, contexts: list[SelectionContext]) -> HeadPolicy:
     """The policy with the switches that were given; what was not given keeps the method's own default."""
-    from headrank.baselines.core import CoreSelection
-    from headrank.baselines.qr import QRNdcgSelection, QRSelection
-    from headrank.selection import EntropySelection
+    from headrank.selection.core import CoreSelection
+    from headrank.selection.qr import QRNdcgSelection, QRSelection
+    from headrank.selection.selection import EntropySelection
 
     given: dict[str, Any] = {"temperature": args.temperature, "entropy_weight": args.entropy_weight, "is_calibrated": args.calibrated}
     if method == "qr":
@@ -248,8 +248,8 @@ def _policy(method: str, args: argparse.Namespace, contexts: list[SelectionConte
 
 def _needle_selection(args: argparse.Namespace) -> HeadSet:
     """NIAH: needles in the collection's passages where one is given, else in generated text."""
-    from headrank.baselines.needles import make_needles
-    from headrank.baselines.niah import NiahSelection
+    from headrank.selection.needles import make_needles
+    from headrank.selection.niah import NiahSelection
 
     passages = [text for collection in (_collections(args) if args.collection or args.corpus else []) for text in _passages(collection)]
     needles = make_needles(args.needles, haystack_words=args.haystack_words, seed=args.seed, passages=passages)
@@ -274,7 +274,7 @@ def _head_set(
     source: dict[str, Any],
     settings: dict[str, Any] | None = None,
 ) -> HeadSet:
-    from headrank.selection import make_head_set
+    from headrank.selection.selection import make_head_set
 
     return make_head_set(
         selection,
@@ -309,7 +309,7 @@ def _write(heads: HeadSet, path: Path, with_picture: bool) -> None:
 
 def _draw(heads: HeadSet, path: Path) -> list[Path]:
     try:
-        from headrank.evaluation.figures import draw_head_map
+        from headrank.reports.figures import draw_head_map
     except ImportError as error:  # matplotlib is an extra
         _log.warning("no picture of the head map: %s", error)
         return []

@@ -19,8 +19,8 @@ from headrank.files import require_writable
 from headrank.formats import Collection, Qrels, Run, atomic_write, read_run
 
 if TYPE_CHECKING:
-    from headrank.evaluation.viewer.contents import View
-    from headrank.prompt import PromptTemplate
+    from headrank.method.prompt import PromptTemplate
+    from headrank.reports.viewer.contents import View
 
 _log = logging.getLogger(__name__)
 MOVED_MOST = "moved-most"
@@ -57,11 +57,11 @@ def run(args: argparse.Namespace) -> int:
     view = _view(args, collection, query_id, candidates, others, qrels)
     kind = args.format or ("latex" if args.output.endswith(".tex") else "html")
     if kind == "latex":
-        from headrank.evaluation.viewer.latex import to_latex
+        from headrank.reports.viewer.latex import to_latex
 
         text = to_latex(view, top=args.top, max_words=args.words)
     else:
-        from headrank.evaluation.viewer.page import to_html
+        from headrank.reports.viewer.page import to_html
 
         text = to_html(view)
     with atomic_write(args.output) as stream:
@@ -101,8 +101,8 @@ def _view(
     args: argparse.Namespace, collection: Collection, query_id: str, candidates: Run, others: Mapping[str, Run], qrels: Qrels | None
 ) -> View:
     """Load what the query needs, run the model once, and put the view together."""
-    from headrank.evaluation.viewer.contents import build_view
-    from headrank.reranker import HeadRankReranker
+    from headrank.reports.viewer.contents import build_view
+    from headrank.reranking.reranker import HeadRankReranker
 
     queries = collection.queries()
     if query_id not in queries:
@@ -141,6 +141,6 @@ def _prompt(args: argparse.Namespace) -> PromptTemplate | None:
     """The heads' own prompt with the given switches changed; None when nothing was changed."""
     if not options.changes_prompt(args):
         return None
-    from headrank.reranker import choose_heads
+    from headrank.reranking.reranker import choose_heads
 
     return options.prompt_from(args, choose_heads(options.resolve_model(args.model), args.heads).prompt)

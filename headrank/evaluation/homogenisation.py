@@ -1,7 +1,7 @@
 """Attention score homogenisation: how flat are the scores in the middle of a list, and along it.
 
 *Middle zone*: documents at retrieval ranks in the 25th-75th percentile, N/4 < place <= 3N/4: 11-30 of 40, 6-15 of 20,
-26-75 of 100. The same rule as the loss uses (``headrank.losses.middle_zone``), in numpy so that reports need no torch.
+26-75 of 100. The same rule as the loss uses (``headrank.method.losses.middle_zone``), in numpy so that reports need no torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headrank.evaluation.cells import QueryScores
+from headrank.experiments.cells import QueryScores
 
 RELEVANT_FROM = 1  # the lowest grade that counts as relevant; the paper does not say, this is ours
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
-from headrank.evaluation.cell_analyses import method_kind
-from headrank.evaluation.cells import Cell, method_name, method_order
-from headrank.evaluation.comparison import Comparison, Settings, compare, scale_of
 from headrank.evaluation.measures import Evaluation
-from headrank.evaluation.page import Grid
-from headrank.evaluation.verdict import p_text
+from headrank.experiments.cells import Cell, method_name, method_order
+from headrank.reports.cell_analyses import method_kind
+from headrank.reports.comparison import Comparison, Settings, compare, scale_of
+from headrank.reports.page import Grid
+from headrank.reports.verdict import p_text
 
 RowKey = tuple[str, str]  # model ('' for the first stage, which has none) and method
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from headrank.evaluation.cells import QueryScores
 from headrank.evaluation.homogenisation import RELEVANT_FROM, middle_zone
+from headrank.experiments.cells import QueryScores
 
 
 @dataclass(frozen=True)

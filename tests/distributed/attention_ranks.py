@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-from headrank.attention import batch_contexts
-from headrank.spans import EncodedContext
+from headrank.method.attention import batch_contexts
+from headrank.method.spans import EncodedContext
 from megatron_patches import device
 from tests.distributed.conversion_ranks import request
 
 
 def family_scores(directories: list[Path], contexts: list[EncodedContext], heads: dict[int, list[int]]) -> dict[str, Any]:
     """Core-head scores and all-head statistics of each model at this world's TP."""
+    from megatron_patches.checkpoints.weights import load_hf_weights
     from megatron_patches.model import ModelShape, build_model
     from megatron_patches.parallel_scores import all_head_statistics, core_head_scores
-    from megatron_patches.weights import load_hf_weights
 
     device.initialize(2)
     results: dict[str, Any] = {}
@@ -45,11 +45,11 @@ def slots(directory: Path, contexts: list[EncodedContext], heads: dict[int, list
 
     from megatron_patches import layer_spec
     from megatron_patches.attention import FusedHeadRankCoreAttention, HeadRankCoreAttention, RowCapture
-    from megatron_patches.checkpoint_writers import prepare_writers
-    from megatron_patches.export import export_hf
+    from megatron_patches.checkpoints.export import export_hf
+    from megatron_patches.checkpoints.weights import load_hf_weights
+    from megatron_patches.checkpoints.writers import prepare_writers
     from megatron_patches.model import ModelShape, build_model, build_transformer_config
     from megatron_patches.parallel_scores import core_head_scores
-    from megatron_patches.weights import load_hf_weights
 
     class StandInFused(FusedHeadRankCoreAttention):
         """Transformer Engine's module takes and gives the same shapes as Megatron's own."""
@@ -122,9 +122,9 @@ def slots(directory: Path, contexts: list[EncodedContext], heads: dict[int, list
 
 def embedded_scores(directory: Path, contexts: list[EncodedContext], heads: dict[int, list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     """The embedded model's scores at TP 3, and the sum of all heads' masses in its last captured layer."""
+    from megatron_patches.checkpoints.weights import load_hf_weights
     from megatron_patches.model import ModelShape, build_model, build_transformer_config
     from megatron_patches.parallel_scores import all_head_statistics, core_head_scores
-    from megatron_patches.weights import load_hf_weights
 
     device.initialize(3)
     shape = ModelShape.from_hf(directory)

@@ -14,7 +14,7 @@ def main(argv: Sequence[str]) -> int:
     from megatron.core import dist_checkpointing
 
     from megatron_patches import device
-    from megatron_patches.checkpoint import iteration_directory
+    from megatron_patches.checkpoints.files import iteration_directory
 
     device.initialize(1)
     directory = iteration_directory(argv[0], int(argv[1]))

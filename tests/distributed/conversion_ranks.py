@@ -12,28 +12,28 @@ from typing import Any
 import pytest
 import torch
 
-from headrank.attention import batch_contexts
 from headrank.errors import InputError
-from headrank.prompt import PromptTemplate
-from headrank.spans import EncodedContext
+from headrank.method.attention import batch_contexts
+from headrank.method.prompt import PromptTemplate
+from headrank.method.spans import EncodedContext
 from megatron_patches import device
 from tests.distributed.eager_reference import toy_loss
 from tests.distributed.parity_ranks import gather_by_hf_name
 
 
 def request(checkpoint: Path, base: Path, output: Path, **options: Any) -> Any:
-    from megatron_patches.export import ExportRequest
+    from megatron_patches.checkpoints.export import ExportRequest
 
     return ExportRequest(checkpoint=checkpoint, base=base, output=output, base_name="base", name="name", **options)
 
 
 def round_trips(directories: list[Path], place: Path, sizes: list[int]) -> None:
     """HF -> model at each TP -> checkpoint -> HF, for each model whose heads allow that TP."""
-    from megatron_patches.checkpoint import save_checkpoint
-    from megatron_patches.export import export_hf
+    from megatron_patches.checkpoints.export import export_hf
+    from megatron_patches.checkpoints.files import save_checkpoint
+    from megatron_patches.checkpoints.safetensors_files import SafetensorsReader
+    from megatron_patches.checkpoints.weights import load_hf_weights
     from megatron_patches.model import ModelShape, build_model
-    from megatron_patches.safetensors_files import SafetensorsReader
-    from megatron_patches.weights import load_hf_weights
 
     for tp in sizes:
         device.initialize(tp)
@@ -52,10 +52,10 @@ def round_trips(directories: list[Path], place: Path, sizes: list[int]) -> None:
 
 def import_and_load(directory: Path, root: Path, sizes: list[int], last_layer: int) -> dict[int, dict[str, torch.Tensor]]:
     """Import with all processes, then load at each TP, whole and truncated; the truncated model's weights by HF name."""
-    from megatron_patches.checkpoint import load_checkpoint
-    from megatron_patches.conversion import import_hf
+    from megatron_patches.checkpoints.conversion import import_hf
+    from megatron_patches.checkpoints.files import load_checkpoint
+    from megatron_patches.checkpoints.weights import load_hf_weights
     from megatron_patches.model import ModelShape, build_model
-    from megatron_patches.weights import load_hf_weights
 
     device.initialize(1)
     import_hf(directory, root)
@@ -134,8 +134,8 @@ class Trainer:
 
 def train_save_resume(directory: Path, contexts: list[EncodedContext], heads: dict[int, list[int]], place: Path) -> dict[str, Any]:
     """Two steps at TP 2 x DP 2, save, three more; then again from the checkpoint at TP 2, 1 and 4."""
-    from megatron_patches.checkpoint import load_checkpoint, save_checkpoint
-    from megatron_patches.weights import load_hf_weights
+    from megatron_patches.checkpoints.files import load_checkpoint, save_checkpoint
+    from megatron_patches.checkpoints.weights import load_hf_weights
 
     results: dict[str, Any] = {}
     for dtype, is_distributed in ((torch.float32, True), (torch.bfloat16, True), (torch.bfloat16, False)):
@@ -166,9 +166,9 @@ def train_and_export(
     directory: Path, contexts: list[EncodedContext], heads: Any, place: Path
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Train a little at TP 2, save with the heads, export whole and truncated; the trained model's scores and weights."""
-    from megatron_patches.checkpoint import save_checkpoint
-    from megatron_patches.export import export_hf
-    from megatron_patches.weights import load_hf_weights
+    from megatron_patches.checkpoints.export import export_hf
+    from megatron_patches.checkpoints.files import save_checkpoint
+    from megatron_patches.checkpoints.weights import load_hf_weights
 
     device.initialize(2)
     trainer = Trainer(directory, contexts, heads.by_layer(), torch.float32, True)
@@ -193,8 +193,8 @@ def train_and_export(
 
 def die_while_exporting(directory: Path, place: Path) -> None:
     """Export, and be killed after five tensors."""
-    from megatron_patches.conversion import import_hf
-    from megatron_patches.export import export_hf
+    from megatron_patches.checkpoints.conversion import import_hf
+    from megatron_patches.checkpoints.export import export_hf
 
     device.initialize(1)
     import_hf(directory, place / "megatron")
@@ -213,10 +213,10 @@ def single_process_checks(directory: Path, place: Path) -> dict[str, Any]:
     import logging
 
     from headrank.errors import InputError
-    from megatron_patches import export
-    from megatron_patches.checkpoint import complete_iterations, latest_complete_iteration, load_checkpoint, save_checkpoint
+    from megatron_patches.checkpoints import export
+    from megatron_patches.checkpoints.files import complete_iterations, latest_complete_iteration, load_checkpoint, save_checkpoint
+    from megatron_patches.checkpoints.weights import load_hf_weights
     from megatron_patches.model import ModelShape, build_model
-    from megatron_patches.weights import load_hf_weights
 
     device.initialize(1)
     found: dict[str, Any] = {}
@@ -256,7 +256,7 @@ def single_process_checks(directory: Path, place: Path) -> dict[str, Any]:
     records: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())
-    logging.getLogger("megatron_patches.checkpoint").addHandler(handler)
+    logging.getLogger("megatron_patches.checkpoints.files").addHandler(handler)
     found["latest"] = latest_complete_iteration(root)
     found["warned"] = records
     found["complete"] = complete_iterations(root)
@@ -273,7 +273,7 @@ def single_process_checks(directory: Path, place: Path) -> dict[str, Any]:
 def peak_of_import(tiny: Path, directory: Path, root: Path) -> int:
     """Bytes by which importing a model raises this process's peak above that of importing a tiny one."""
     from headrank.provenance import peak_memory_bytes
-    from megatron_patches.conversion import import_hf
+    from megatron_patches.checkpoints.conversion import import_hf
 
     device.initialize(1)
     import_hf(tiny, root.with_name("tiny-megatron"))
@@ -286,8 +286,8 @@ def peak_of_import(tiny: Path, directory: Path, root: Path) -> int:
 def peak_of_export(tiny: Path, directory: Path, root: Path, output: Path) -> int:
     """The same for exporting it twice: everything from the checkpoint, and all layers but two from the base."""
     from headrank.provenance import peak_memory_bytes
-    from megatron_patches.checkpoint import save_checkpoint
-    from megatron_patches.export import export_hf
+    from megatron_patches.checkpoints.export import export_hf
+    from megatron_patches.checkpoints.files import save_checkpoint
     from megatron_patches.model import ModelShape, build_model
 
     device.initialize(1)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import transformers
 
-from headrank.spans import EncodedContext
+from headrank.method.spans import EncodedContext
 from tests.slow_reference import slow_parallel_prompt
 
 

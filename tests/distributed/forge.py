@@ -80,8 +80,6 @@ class Forge:
 
 def serve() -> None:
     """The forge's loop: import, then fork for every job."""
-    import megatron_patches.run_setup
-    import megatron_patches.training  # noqa: F401
 
     for line in sys.stdin:
         codes = _run(json.loads(line))

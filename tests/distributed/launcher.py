@@ -38,7 +38,13 @@ QUIET_ENVIRONMENT = {
     "PYTHONWARNINGS": "ignore",
     "HF_HUB_OFFLINE": "1",
 }
-IMPORTED_ONCE = ("torch", "transformers", "headrank.reranker", "megatron_patches.export", "megatron_patches.parallel_scores")
+IMPORTED_ONCE = (
+    "torch",
+    "transformers",
+    "headrank.reranking.reranker",
+    "megatron_patches.checkpoints.export",
+    "megatron_patches.parallel_scores",
+)
 _nursery: subprocess.Popen[str] | None = None
 
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from headrank.attention import batch_contexts
-from headrank.spans import EncodedContext
+from headrank.method.attention import batch_contexts
+from headrank.method.spans import EncodedContext
 from megatron_patches import device
 from tests.distributed.eager_reference import toy_loss
 
 
 def gather_by_hf_name(model: Any, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Sharded tensors (weights or gradients) of a model, whole and under Hugging Face names; replicas must agree."""
-    from megatron_patches.weights import mapping_of, split_sources
+    from megatron_patches.checkpoints.weights import mapping_of, split_sources
 
     result: dict[str, torch.Tensor] = {}
     for name, value in values.items():
@@ -44,9 +44,9 @@ def scores_and_gradients(
     """Scores, loss and gradients by Hugging Face name, through DDP and Megatron's gradient finalisation."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 
+    from megatron_patches.checkpoints.weights import load_hf_weights
     from megatron_patches.model import ModelShape, build_model
     from megatron_patches.parallel_scores import core_head_scores
-    from megatron_patches.weights import load_hf_weights
 
     bare = build_model(ModelShape.from_hf(directory), **options)
     load_hf_weights(bare, directory)
@@ -65,9 +65,9 @@ def compare_sizes(
     directory: Path, contexts: list[EncodedContext], heads: dict[int, list[int]], sizes: list[int]
 ) -> dict[int, dict[str, Any]]:
     """Everything the parity tests look at, for each TP size, in one world."""
+    from megatron_patches.checkpoints.weights import load_hf_weights
     from megatron_patches.model import ModelShape, build_model
     from megatron_patches.parallel_scores import all_head_statistics
-    from megatron_patches.weights import load_hf_weights
 
     results: dict[int, dict[str, Any]] = {}
     shape = ModelShape.from_hf(directory)

@@ -13,14 +13,14 @@ import torch
 
 from headrank.commands import main
 from megatron_patches import device
-from megatron_patches.assembly import build_optimizer, build_policy, wrap_model
 from megatron_patches.parallel_scores import core_head_scores
-from megatron_patches.planner_job import CALIBRATION_TOKENS, QUERY_TOKENS, Job
-from megatron_patches.planner_measure import Measurement, measure, measure_by_depth
-from megatron_patches.planner_recipes import build_full_model, one_pass_batch, two_pass_batch, two_pass_scores
-from megatron_patches.planner_shapes import heads_of, shape_of
+from megatron_patches.planner.job import CALIBRATION_TOKENS, QUERY_TOKENS, Job
+from megatron_patches.planner.measure import Measurement, measure, measure_by_depth
+from megatron_patches.planner.recipes import build_full_model, one_pass_batch, two_pass_batch, two_pass_scores
+from megatron_patches.planner.shapes import heads_of, shape_of
 from megatron_patches.shape import ModelShape
-from megatron_patches.train_step import train_step
+from megatron_patches.training.assembly import build_optimizer, build_policy, wrap_model
+from megatron_patches.training.train_step import train_step
 
 # Large enough that weights and activations stand out of the noise of a process, small enough for a second a step.
 TINY = ModelShape(

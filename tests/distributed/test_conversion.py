@@ -10,8 +10,8 @@ import transformers
 from safetensors.torch import load_file
 
 from headrank import HeadRankReranker
-from headrank.heads import HeadSet
-from headrank.spans import PromptEncoder
+from headrank.method.heads import HeadSet
+from headrank.method.spans import PromptEncoder
 from tests.distributed import conversion_ranks
 from tests.distributed.launcher import RankFailure, run_ranks
 from tests.tiny_models import make_tiny_model, tiny_tokenizer

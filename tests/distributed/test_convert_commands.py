@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from headrank import HeadRankReranker
-from headrank.heads import HeadSet
-from headrank.prompt import PromptTemplate
+from headrank.method.heads import HeadSet
+from headrank.method.prompt import PromptTemplate
 from tests.distributed.command_ranks import run_commands, run_commands_on_a_full_disk
 from tests.distributed.launcher import run_ranks
 from tests.tiny_models import make_tiny_model

@@ -7,9 +7,9 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from headrank.heads import HeadSet
-from headrank.reader import AttentionReader
-from headrank.scores import calibrated_scores, sum_over_documents
+from headrank.method.heads import HeadSet
+from headrank.method.scores import calibrated_scores, sum_over_documents
+from headrank.reranking.reader import AttentionReader
 from tests.distributed import attention_ranks
 from tests.distributed.eager_reference import EagerReference, toy_contexts
 from tests.distributed.launcher import run_ranks

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headrank.heads import HeadSet
+from headrank.method.heads import HeadSet
 from tests.distributed.launcher import QUIET_ENVIRONMENT, ROOT
 from tests.tiny_models import make_tiny_model
 from tests.toy_training import make_toy_job

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from headrank.prompt import PromptTemplate
-from megatron_patches.planner_job import CALIBRATION_TOKENS, LABEL_TOKENS, OPENING_TOKENS, QUERY_ROWS, QUERY_TOKENS, Job
-from megatron_patches.planner_shapes import KNOWN_MODELS, heads_of
+from headrank.method.prompt import PromptTemplate
+from megatron_patches.planner.job import CALIBRATION_TOKENS, LABEL_TOKENS, OPENING_TOKENS, QUERY_ROWS, QUERY_TOKENS, Job
+from megatron_patches.planner.shapes import KNOWN_MODELS, heads_of
 from tests.distributed import planner_ranks
 from tests.distributed.launcher import run_ranks
 
@@ -83,7 +83,7 @@ def test_flops_are_those_of_a_hand_count(predicted) -> None:
 
 
 def test_parameters_gradients_and_moments_are_what_megatron_allocates(predicted) -> None:
-    from megatron_patches.assembly import count_parameters
+    from megatron_patches.training.assembly import count_parameters
 
     measured = predicted["paper"]
     sharded = count_parameters(PAPER_JOB.shape, PAPER_JOB.heads.l_max) / PAPER_JOB.tensor_parallel

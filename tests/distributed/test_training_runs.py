@@ -271,7 +271,7 @@ def test_bf16_training_resumes_bit_for_bit(forge, toy, tmp_path, more):
 
 
 def test_a_checkpoint_of_other_heads_is_refused(forge, toy, tmp_path):
-    from headrank.heads import HeadSet
+    from headrank.method.heads import HeadSet
 
     assert forge.run(flags(toy, tmp_path, "--exit-interval", "1"), tmp_path / "log").codes == (0,)
     HeadSet(((0, 0), (2, 3)), "headrank", "tiny", 4, 8).save(tmp_path / "other.json")
@@ -281,7 +281,7 @@ def test_a_checkpoint_of_other_heads_is_refused(forge, toy, tmp_path):
 
 
 def test_stale_reference_scores_are_refused(forge, toy, tmp_path):
-    from headrank.heads import HeadSet
+    from headrank.method.heads import HeadSet
 
     assert forge.run(flags(toy, tmp_path, "--exit-interval", "1"), tmp_path / "log").codes == (0,)
     HeadSet(((0, 0), (2, 3)), "headrank", "tiny", 4, 8).save(tmp_path / "other.json")

@@ -9,19 +9,19 @@ import pytest
 import torch
 
 from benchmarks.literal_recipe import literal_backward
-from headrank.heads import HeadSet
-from headrank.loss_settings import LossSettings
+from headrank.method.heads import HeadSet
+from headrank.method.loss_settings import LossSettings
 from megatron_patches import device
-from megatron_patches.arguments import parse_arguments
-from megatron_patches.assembly import build_optimizer, build_policy, count_parameters, wrap_model
-from megatron_patches.batches import length_multiple, make_batch, training_batches
-from megatron_patches.config import config_from
-from megatron_patches.held_out import score_sample
-from megatron_patches.reference import ReferenceScores, needed_contexts
-from megatron_patches.run_setup import open_training_set
+from megatron_patches.checkpoints.weights import load_hf_weights
 from megatron_patches.shape import ModelShape
-from megatron_patches.train_step import batch_loss, score_batch, train_step
-from megatron_patches.weights import load_hf_weights
+from megatron_patches.training.arguments import parse_arguments
+from megatron_patches.training.assembly import build_optimizer, build_policy, count_parameters, wrap_model
+from megatron_patches.training.batches import length_multiple, make_batch, training_batches
+from megatron_patches.training.config import config_from
+from megatron_patches.training.held_out import score_sample
+from megatron_patches.training.reference import ReferenceScores, needed_contexts
+from megatron_patches.training.run_setup import open_training_set
+from megatron_patches.training.train_step import batch_loss, score_batch, train_step
 from tests.toy_training import make_toy_job
 
 SAME_GRADIENT = 1e-5  # relative to the largest entry: float32 sums in another order

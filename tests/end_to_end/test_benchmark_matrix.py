@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrank.commands import main
-from headrank.evaluation.cells import find_cells
+from headrank.experiments.cells import find_cells
 from tests.result_cells import make_heads
 from tests.tiny_models import make_tiny_model
 from tests.toy_collections import make_collection

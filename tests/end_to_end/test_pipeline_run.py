@@ -47,7 +47,7 @@ def test_from_a_collection_to_a_reranker_and_nothing_twice(tmp_path):
     final = json.loads((output / "round-1/heads.json").read_text())
     assert exported["heads"]["heads"] == final["heads"], "the exported model carries the re-selected heads"
 
-    from headrank.reranker import HeadRankReranker
+    from headrank.reranking.reranker import HeadRankReranker
 
     ranked = HeadRankReranker.from_pretrained(output / "model").rank("warm host", ["a flea needs a warm host", "concrete floor", "violin"])
     assert len(list(ranked)) == 3

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from headrank.baselines import build_ranker
-from headrank.baselines.generation import EndpointGenerator, LocalGenerator
-from headrank.baselines.rankgpt import ranking_messages
 from headrank.errors import InputError
+from headrank.generation.generation import EndpointGenerator, LocalGenerator
+from headrank.generation.rankgpt import ranking_messages
+from headrank.methods import build_ranker
 from tests.tiny_models import make_tiny_model
 
 START_SECONDS = 180  # importing and loading on a busy machine

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from headrank.evaluation.page import Grid, Page, Paragraph, Picture
-from headrank.evaluation.tables import Column, Row, Table, Value
-from headrank.evaluation.viewer.page import to_html
+from headrank.reports.page import Grid, Page, Paragraph, Picture
+from headrank.reports.tables import Column, Row, Table, Value
+from headrank.reports.viewer.page import to_html
 from tests.browser import Browser, chromium_or_skip
 from tests.view_contents import make_view
 
@@ -192,7 +192,7 @@ def test_the_report_page_renders_in_both_themes_without_a_word_on_the_console(br
 
 
 def save_picture(path: Path) -> Picture:
-    from headrank.evaluation.figures import draw_query_changes
+    from headrank.reports.figures import draw_query_changes
 
     png, _ = draw_query_changes({"1": 0.5}, "nDCG@10", path, "new against old")
     return Picture(png, "one bar", "A caption")

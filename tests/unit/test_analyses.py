@@ -10,14 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrank import losses
 from headrank.errors import InputError
-from headrank.evaluation.cells import QueryScores, parse_scores
-from headrank.evaluation.head_depth import compare_heads, describe_change, head_depth
 from headrank.evaluation.homogenisation import mean_middle_zone_std, middle_zone, middle_zone_std, normalise_scores, score_by_position
-from headrank.evaluation.pareto import CostPoint, pareto_frontier
 from headrank.evaluation.promotion import Promotion, mean_rates, promotion
-from headrank.heads import HeadSet
+from headrank.experiments.cells import QueryScores, parse_scores
+from headrank.method import losses
+from headrank.method.heads import HeadSet
+from headrank.reports.head_depth import compare_heads, describe_change, head_depth
+from headrank.reports.pareto import CostPoint, pareto_frontier
 
 
 def make_list(scores: list[float], grades: list[int | None] | None = None, query_id: str = "q") -> QueryScores:

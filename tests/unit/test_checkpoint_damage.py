@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.distributed.checkpoint.metadata import Metadata
 
-from megatron_patches.checkpoint import is_complete
-from megatron_patches.checkpoint_damage import _is_sound
+from megatron_patches.checkpoints.damage import _is_sound
+from megatron_patches.checkpoints.files import is_complete
 
 BEFORE, AFTER = b"another piece", b"and another"
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-from megatron_patches.checkpoint_writers import prepare_writers
+from megatron_patches.checkpoints.writers import prepare_writers
 
 TRAINER = """
 import multiprocessing, time
-from megatron_patches.checkpoint_writers import tie_forked_processes
+from megatron_patches.checkpoints.writers import tie_forked_processes
 tie_forked_processes()
 writer = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
 writer.start()

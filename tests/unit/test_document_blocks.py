@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_tools.training_set import TrainingSet
-from headrank.attention import batch_contexts, branched_context
-from headrank.document_blocks import block_bounds
 from headrank.errors import InputError
-from headrank.heads import HeadSet
-from headrank.prompt import PromptTemplate
-from headrank.reader import AttentionReader
-from headrank.reranker import HeadRankReranker
-from headrank.spans import EncodedContext, PromptEncoder
+from headrank.method.attention import batch_contexts, branched_context
+from headrank.method.heads import HeadSet
+from headrank.method.parallel_layout import block_bounds
+from headrank.method.prompt import PromptTemplate
+from headrank.method.spans import EncodedContext, PromptEncoder
+from headrank.reranking.reader import AttentionReader
+from headrank.reranking.reranker import HeadRankReranker
 from tests.slow_reference import eager_rows, slow_calibrated
 from tests.tiny_models import FAMILIES, make_tiny_model, tiny_tokenizer
 from tests.toy_collections import write_training_files

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from data_tools import embedded
+from data_tools.sources import embedded
 from headrank.commands import main
 from headrank.errors import InputError
 

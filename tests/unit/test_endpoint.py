@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from headrank.baselines import build_ranker
-from headrank.baselines.generation import EndpointGenerator, Message
 from headrank.errors import InputError
+from headrank.generation.generation import EndpointGenerator, Message
+from headrank.methods import build_ranker
 
 GOOD = (200, {"choices": [{"message": {"content": "[2] > [1]"}}], "usage": {"total_tokens": 21}})
 PROMPT = [[Message("user", "rank")]]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrank.commands import main
-from headrank.evaluation.cells import find_cells, read_scores
+from headrank.experiments.cells import find_cells, read_scores
 from headrank.formats import write_json, write_jsonl, write_run
 
 

@@ -11,13 +11,13 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from headrank.evaluation import figures
-from headrank.evaluation.cells import parse_scores
-from headrank.evaluation.figures import lists, outcomes, style, zones
-from headrank.evaluation.figures.zones import short_count
 from headrank.evaluation.homogenisation import score_by_position
-from headrank.evaluation.pareto import CostPoint
-from headrank.heads import HeadSet
+from headrank.experiments.cells import parse_scores
+from headrank.method.heads import HeadSet
+from headrank.reports import figures
+from headrank.reports.figures import lists, outcomes, style, zones
+from headrank.reports.figures.zones import short_count
+from headrank.reports.pareto import CostPoint
 
 PANELS = {model: {method: {"dl19": 0.1, "nfc": 0.2, "nq": 0.3} for method in ("icr", "headrank")} for model in ("0.6B", "4B")}
 LIST = {"query_id": "q", "doc_ids": list("abcdefgh"), "scores": [8, 7, 1, 2, 3, 4, 5, 6], "ranks": list(range(1, 9)), "grades": [1, 0] * 4}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from data_tools.contexts import iterate_contexts, iterate_pairs
 from headrank.errors import InputError
 from headrank.formats import Candidate, Document, iterate_corpus, read_corpus, read_qrels, read_queries, read_run, write_jsonl, write_run
-from headrank.rank_llm_format import read_candidates_jsonl, write_candidates_jsonl
+from headrank.reranking.rank_llm_format import read_candidates_jsonl, write_candidates_jsonl
 
 BOUNDED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 READERS = {

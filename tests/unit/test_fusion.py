@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headrank.commands import main
 from headrank.errors import InputError
 from headrank.formats import Candidate, read_run, write_run
-from headrank.fusion import fuse_list, fuse_runs, standardised
+from headrank.reranking.fusion import fuse_list, fuse_runs, standardised
 
 NUMBERS = st.lists(st.integers(-1000, 1000), min_size=2, max_size=12)
 

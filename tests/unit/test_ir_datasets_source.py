@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from data_tools.benchmarks import BENCHMARKS
-from data_tools.ir_datasets_source import iterate_dataset, read_dataset_qrels, read_dataset_queries
+from data_tools.sources.ir_datasets_source import iterate_dataset, read_dataset_qrels, read_dataset_queries
 from headrank.commands import main
 from headrank.errors import InputError
 from headrank.formats import Collection

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_patches.arguments import parse_arguments
+from megatron_patches.training.arguments import parse_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 # name -> model in the planner's table, and the paper's tensor parallelism and learning rate
@@ -35,8 +35,8 @@ def dry_command(script: str, *arguments: str, **variables: str) -> tuple[list[st
 
 @pytest.mark.parametrize("name", PAPER)
 def test_a_dry_run_gives_the_papers_settings_to_the_real_parser(name: str) -> None:
-    from megatron_patches.config import check_network_flags, config_from
-    from megatron_patches.planner_shapes import KNOWN_MODELS
+    from megatron_patches.planner.shapes import KNOWN_MODELS
+    from megatron_patches.training.config import check_network_flags, config_from
 
     model, tensor_parallel, learning_rate = PAPER[name]
     before, after = dry_command(f"train_{name}.sh")

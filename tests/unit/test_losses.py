@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrank.errors import InputError
-from headrank.loss_settings import SCALINGS, LossSettings
-from headrank.losses import (
+from headrank.method.loss_settings import SCALINGS, LossSettings
+from headrank.method.losses import (
     alignment_loss,
     headrank_loss,
     middle_variance,

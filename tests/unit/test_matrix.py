@@ -12,11 +12,11 @@ import pytest
 
 from headrank.commands import main
 from headrank.errors import InputError
-from headrank.evaluation import matrix
-from headrank.evaluation.cells import find_cells
-from headrank.evaluation.matrix_plan import MatrixBenchmark, MatrixModel, find_heads, parse_model, parse_shard, plan_cells
+from headrank.experiments import matrix
+from headrank.experiments.cells import find_cells
+from headrank.experiments.matrix_plan import MatrixBenchmark, MatrixModel, find_heads, parse_model, parse_shard, plan_cells
 from headrank.formats import read_run, write_json, write_jsonl, write_run
-from headrank.heads import HeadSet
+from headrank.method.heads import HeadSet
 from tests.result_cells import make_heads
 from tests.tiny_models import make_tiny_model
 from tests.toy_collections import make_collection

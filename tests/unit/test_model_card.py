@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import yaml
 
-from headrank.heads import HeadSet
-from headrank.model_card import model_card
-from headrank.prompt import PromptTemplate
+from headrank.method.heads import HeadSet
+from headrank.method.prompt import PromptTemplate
+from headrank.reranking.model_card import model_card
 
 HEADS = HeadSet(((11, 2), (3, 0)), "headrank", "base", 28, 16)
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from headrank.baselines.needles import Needle, make_needles
-from headrank.baselines.niah import NiahSelection, copy_score, decode, is_right
 from headrank.errors import InputError
+from headrank.selection.needles import Needle, make_needles
+from headrank.selection.niah import NiahSelection, copy_score, decode, is_right
 from tests.tiny_models import make_tiny_model
 
 STEPS = 6
@@ -107,7 +107,7 @@ def test_only_right_answers_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     tokens = selection.generator.tokenizer(f" {needle.answer}")["input_ids"]
     position = selection._encode(f"{needle.text}\n\n{needle.question}", needle)[1][0]
     monkeypatch.setattr(
-        "headrank.baselines.niah.decode",
+        "headrank.selection.niah.decode",
         lambda *_, **__: (tokens, np.full((len(tokens), 4, 8), position)),
     )
     assert needle.answer in selection.ask(needle)

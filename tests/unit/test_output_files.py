@@ -19,7 +19,7 @@ from headrank.commands.options import progress
 from headrank.errors import InputError
 from headrank.files import atomic_write, read_lines, require_writable
 from headrank.formats import Document
-from headrank.partial_results import PartialResults
+from headrank.reranking.partial_results import PartialResults
 from tests.result_cells import make_heads
 from tests.toy_collections import make_collection
 
@@ -74,7 +74,7 @@ def test_folders_made_for_a_file_go_with_it_when_writing_fails(tmp_path: Path) -
 def refused_on_a_full_disk(*words: str) -> str:
     """What a command says that may write no file of more than 2,000 bytes."""
     code = (
-        "import resource, sys\nfrom headrank.commands import main\nimport headrank.evaluation.figures\n"
+        "import resource, sys\nfrom headrank.commands import main\nimport headrank.reports.figures\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\nsys.exit(main({list(words)!r}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)

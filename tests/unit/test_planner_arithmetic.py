@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrank.errors import InputError
-from megatron_patches.planner import Data, Plan
-from megatron_patches.planner_gpus import GIB, GPUS, Gpu, find_gpu, is_inside_node, wire_bytes
-from megatron_patches.planner_job import Job
-from megatron_patches.planner_measure import Measurement
-from megatron_patches.planner_meter import Costs, Kernel, Message
-from megatron_patches.planner_shapes import KNOWN_MODELS, PAPER_HEADS, heads_of, shape_of
+from megatron_patches.planner.gpus import GIB, GPUS, Gpu, find_gpu, is_inside_node, wire_bytes
+from megatron_patches.planner.job import Job
+from megatron_patches.planner.measure import Measurement
+from megatron_patches.planner.meter import Costs, Kernel, Message
+from megatron_patches.planner.plan import Data, Plan
+from megatron_patches.planner.shapes import KNOWN_MODELS, PAPER_HEADS, heads_of, shape_of
 
 ROUND = Gpu("round", 100 * GIB, bf16_flops=1e12, fp32_flops=1e11, memory_bandwidth=1e9, link_bandwidth=1e8, network_bandwidth=1e7)
 
@@ -123,7 +123,7 @@ def test_the_global_batch_follows_the_ranks_only_where_none_was_asked_for() -> N
 
 
 def test_nodes_stop_paying_at_the_batch_or_where_the_exchange_takes_longer_than_the_passes() -> None:
-    from megatron_patches.planner_limits import node_limit
+    from megatron_patches.planner.limits import node_limit
 
     slow, fast = Costs(), Costs()
     slow.kernels[Kernel(10**18, torch.bfloat16, 1)] += 1
@@ -134,7 +134,7 @@ def test_nodes_stop_paying_at_the_batch_or_where_the_exchange_takes_longer_than_
 
 
 def test_only_tensor_parallel_sizes_in_doubt_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    from megatron_patches import planner_limits
+    from megatron_patches.planner import limits as planner_limits
 
     plan = plan_of(Costs(), Costs(), world_size=8, tensor_parallel=8)  # 65 GiB, 30 of them activations
     built = []
@@ -160,8 +160,8 @@ def test_the_store_of_contexts_is_as_large_as_planned(tmp_path) -> None:
 
     from data_tools.token_cache import context_bytes
     from data_tools.training_set import TrainingSet
-    from headrank.prompt import PromptTemplate
-    from headrank.spans import PromptEncoder
+    from headrank.method.prompt import PromptTemplate
+    from headrank.method.spans import PromptEncoder
     from tests.toy_training import make_toy_job
 
     job = make_toy_job(tmp_path, num_queries=6, num_documents=8)
@@ -173,7 +173,7 @@ def test_the_store_of_contexts_is_as_large_as_planned(tmp_path) -> None:
 
 
 def test_the_paper_s_models_have_their_published_sizes_and_heads() -> None:
-    from megatron_patches.assembly import count_parameters
+    from megatron_patches.training.assembly import count_parameters
 
     millions = {"Qwen3-0.6B": 596, "Qwen3-1.7B": 1721, "Qwen3-4B": 4022, "Qwen3-8B": 8191, "Qwen3-14B": 14768, "Qwen3-32B": 32762}
     assert {name: round(count_parameters(KNOWN_MODELS[name]) / 1e6) for name in millions} == millions

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from headrank.evaluation.cells import Cell, find_cells
 from headrank.evaluation.pooled_tests import opponents, paired_test_grids, pool_seeds
 from headrank.evaluation.significance import bootstrap_interval, paired_randomisation
+from headrank.experiments.cells import Cell, find_cells
 from tests.result_cells import make_cell
 
 MEASURE = "nDCG@10"

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from data_tools.position_gaps import spread
 from data_tools.training_set import TrainingSet
-from headrank.attention import batch_contexts
-from headrank.prompt import PromptTemplate
-from headrank.reader import AttentionReader
-from headrank.spans import EncodedContext, PromptEncoder
+from headrank.method.attention import batch_contexts
+from headrank.method.prompt import PromptTemplate
+from headrank.method.spans import EncodedContext, PromptEncoder
+from headrank.reranking.reader import AttentionReader
 from tests.tiny_models import make_tiny_model, tiny_tokenizer
 from tests.toy_collections import write_training_files
 

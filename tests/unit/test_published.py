@@ -10,7 +10,7 @@ import pytest
 
 from data_tools.benchmarks import BENCHMARKS
 from data_tools.published import AVERAGE, SUCCESS_RATE, TABLE_1, TABLE_2, TABLE_3, published_heads, published_numbers
-from headrank.baselines import METHODS
+from headrank.methods import METHODS
 
 ROUNDING = 0.0051  # two printed digits
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from data_tools.pyserini_engine import load_qrels, load_topics, search_pyserini
 from data_tools.retrieve import Bm25Index
+from data_tools.sources.pyserini_engine import load_qrels, load_topics, search_pyserini
 from headrank.commands import main
 from headrank.errors import InputError
 from headrank.formats import Collection, Document, write_jsonl
@@ -176,7 +176,7 @@ def test_a_real_lucene_index_gives_nearly_the_scores_of_bm25s(tmp_path: Path) ->
     places = ["--input", str(tmp_path / "input"), "--index", str(tmp_path / "index")]
     subprocess.run([sys.executable, "-m", "pyserini.index.lucene", *flags, *places], check=True, capture_output=True)
     code = (
-        "import json, sys; from data_tools.pyserini_engine import search_pyserini;"
+        "import json, sys; from data_tools.sources.pyserini_engine import search_pyserini;"
         "result = search_pyserini(sys.argv[1], {'q': 'fleas'}, 5); print(json.dumps([result.run, result.documents['d0'].text]))"
     )
     answer = subprocess.run([sys.executable, "-c", code, str(tmp_path / "index")], check=True, capture_output=True, text=True)

@@ -11,7 +11,7 @@ import pytest
 
 from headrank.errors import InputError
 from headrank.formats import Candidate, Document
-from headrank.rank_llm_format import read_candidates_jsonl, write_candidates_jsonl
+from headrank.reranking.rank_llm_format import read_candidates_jsonl, write_candidates_jsonl
 
 
 def request(**changes: object) -> dict:

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from headrank.baselines import build_ranker
-from headrank.baselines.generation import Answer, LocalGenerator, Message
-from headrank.baselines.rankgpt import RankGPT, parse_ranking, ranking_messages, sliding_windows
 from headrank.errors import InputError
-from headrank.prompt import PromptTemplate
+from headrank.generation.generation import Answer, LocalGenerator, Message
+from headrank.generation.rankgpt import RankGPT, parse_ranking, ranking_messages, sliding_windows
+from headrank.method.prompt import PromptTemplate
+from headrank.methods import build_ranker
 from tests.tiny_models import make_tiny_model
 
 
@@ -234,6 +234,6 @@ def test_truncated_models_and_models_without_chat_template_are_refused(tmp_path:
 
 
 def test_answers_are_logged_for_those_who_want_to_see_them(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG, logger="headrank.baselines.rankgpt"):
+    with caplog.at_level(logging.DEBUG, logger="headrank.generation.rankgpt"):
         RankGPT(Oracle()).score_lists([("flea", documents([1, 2]))])
     assert "[2] > [1]" in caplog.text

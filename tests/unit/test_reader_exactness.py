@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from headrank.attention import batch_contexts
-from headrank.heads import HeadSet
-from headrank.prompt import QUERY_ROWS, PromptTemplate
-from headrank.reader import AttentionReader
-from headrank.reranker import HeadRankReranker
-from headrank.scores import entropy, sum_over_documents
+from headrank.method.attention import batch_contexts
+from headrank.method.heads import HeadSet
+from headrank.method.prompt import QUERY_ROWS, PromptTemplate
+from headrank.method.scores import entropy, sum_over_documents
+from headrank.reranking.reader import AttentionReader
+from headrank.reranking.reranker import HeadRankReranker
 from tests.slow_reference import eager_rows, slow_calibrated, slow_entropy, slow_masses
 from tests.tiny_models import FAMILIES, make_tiny_model
 
@@ -108,7 +108,7 @@ def test_repeated_keys_give_what_grouped_ones_give(model_directory: Path, monkey
     reader = AttentionReader.load(model_directory)
     context = reader.encoder.encode(QUERY, DOCUMENTS)
     grouped = reader.read([context], all_heads(reader))
-    monkeypatch.setattr("headrank.attention._lacks_grouped_kernel", lambda query, **_: True)  # as float32 on CUDA, which is not here
+    monkeypatch.setattr("headrank.method.attention._lacks_grouped_kernel", lambda query, **_: True)  # as float32 on CUDA, which is not here
     repeated = reader.read([context], all_heads(reader))
     for layer, rows in grouped.query_rows.items():
         assert torch.allclose(repeated.query_rows[layer], rows, atol=TOLERANCE)

@@ -59,8 +59,8 @@ def test_every_headrank_command_of_the_page_parses(commands: list[list[str]]) ->
 
 
 def test_every_training_run_of_the_page_is_the_papers(commands: list[list[str]]) -> None:
-    from megatron_patches.arguments import parse_arguments
-    from megatron_patches.config import config_from
+    from megatron_patches.training.arguments import parse_arguments
+    from megatron_patches.training.config import config_from
 
     runs = []
     for words in commands:

@@ -14,10 +14,10 @@ import pytest
 
 from headrank.commands import build_verb_parser, main
 from headrank.commands import rerank as verb
-from headrank.exported_model import FORMAT
 from headrank.formats import read_run
-from headrank.heads import HeadSet
-from headrank.prompt import PromptTemplate
+from headrank.method.heads import HeadSet
+from headrank.method.prompt import PromptTemplate
+from headrank.reranking.exported_model import FORMAT
 from tests.tiny_models import make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertModel
 
 from headrank import HeadRankReranker, HeadSet, InputError, PromptTemplate
-from headrank.baselines.generation import LocalGenerator
+from headrank.generation.generation import LocalGenerator
 from headrank.placement import place
 from tests.tiny_models import make_tiny_model
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from headrank.commands import build_verb_parser
-from megatron_patches.arguments import parse_arguments
-from megatron_patches.config import config_from
+from megatron_patches.training.arguments import parse_arguments
+from megatron_patches.training.config import config_from
 
 ROOT = Path(__file__).resolve().parents[2]
 

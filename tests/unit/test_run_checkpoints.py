@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from headrank.heads import HeadSet
-from megatron_patches import checkpoint
-from megatron_patches.arguments import parse_arguments
-from megatron_patches.config import TrainingConfig, config_from
-from megatron_patches.run_checkpoints import RunCheckpoints, resolve_start
+from headrank.method.heads import HeadSet
+from megatron_patches.checkpoints import files as checkpoint
+from megatron_patches.checkpoints.run_checkpoints import RunCheckpoints, resolve_start
+from megatron_patches.training.arguments import parse_arguments
+from megatron_patches.training.config import TrainingConfig, config_from
 from tests.toy_collections import write_training_files
 
 HEADS = HeadSet(((1, 2),), "headrank", "tiny", 4, 8)

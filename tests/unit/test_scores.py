@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrank.scores import calibrated_scores, entropy, kept_tokens, sum_over_documents
+from headrank.method.scores import calibrated_scores, entropy, kept_tokens, sum_over_documents
 from tests.slow_reference import slow_calibrated, slow_masses
 
 TOLERANCE = 1e-6

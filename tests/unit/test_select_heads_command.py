@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from headrank.baselines import METHODS, build_ranker
 from headrank.commands import main
 from headrank.errors import InputError
-from headrank.exported_model import FORMAT as EXPORTED
-from headrank.heads import HeadSet
-from headrank.prompt import PromptTemplate
-from headrank.reranker import HeadRankReranker
+from headrank.method.heads import HeadSet
+from headrank.method.prompt import PromptTemplate
+from headrank.methods import METHODS, build_ranker
+from headrank.reranking.exported_model import FORMAT as EXPORTED
+from headrank.reranking.reranker import HeadRankReranker
 from tests.unit.test_selection import write_collection
 
 DOCUMENTS = ["a flea lives long", {"title": "Floor", "text": "the floor costs six dollars"}, "rosin makes the bow grip", "a warm host"]
@@ -69,7 +69,7 @@ def test_the_same_command_gives_the_same_bytes_and_resumes_from_its_cache(model,
 
 
 def test_all_methods_at_once_write_one_file_each(model, collection, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("headrank.baselines.niah.is_right", lambda *_: True)  # a random model answers nothing
+    monkeypatch.setattr("headrank.selection.niah.is_right", lambda *_: True)  # a random model answers nothing
     assert select(model, collection, tmp_path / "heads.json", "--method", "all", "--needles", "2", "--haystack-words", "20") == 0
     found = {path.name: HeadSet.load(path) for path in tmp_path.glob("*.json")}
     assert set(found) == {f"heads.{method}.json" for method in ("core", "entropy", "niah", "qr", "qr-ndcg")}
@@ -226,7 +226,7 @@ def test_what_would_fail_at_the_end_fails_before_the_first_forward(
     model, collection, tmp_path, capsys, monkeypatch, output, more, message
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("headrank.selection.accumulate", lambda *_, **__: pytest.fail("a list was read"))
+    monkeypatch.setattr("headrank.selection.selection.accumulate", lambda *_, **__: pytest.fail("a list was read"))
     assert select(model, collection, tmp_path / output, *more) == 2
     assert message in capsys.readouterr().err
 

@@ -10,15 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrank.baselines.core import CoreSelection
-from headrank.baselines.qr import QRNdcgSelection, QRSelection, ndcg_of_heads
 from headrank.errors import InputError
 from headrank.formats import Collection
-from headrank.head_statistics import HeadStatistics, StatisticsCache, head_statistics, model_fingerprint
-from headrank.heads import HeadSet
-from headrank.prompt import PromptTemplate
-from headrank.reader import AttentionReader
-from headrank.selection import (
+from headrank.method.heads import HeadSet
+from headrank.method.prompt import PromptTemplate
+from headrank.reranking.reader import AttentionReader
+from headrank.selection.core import CoreSelection
+from headrank.selection.qr import QRNdcgSelection, QRSelection, ndcg_of_heads
+from headrank.selection.selection import (
     EntropySelection,
     HeadPolicy,
     SelectionContext,
@@ -27,6 +26,7 @@ from headrank.selection import (
     contrasts,
     make_head_set,
 )
+from headrank.selection.statistics import HeadStatistics, StatisticsCache, head_statistics, model_fingerprint
 from tests.slow_reference import SlowResult, eager_rows, slow_calibrated, slow_entropy, slow_masses
 from tests.tiny_models import make_tiny_model
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from data_tools.show_sample import render_context
 from headrank.commands import main
 from headrank.errors import InputError
-from headrank.prompt import PromptTemplate
-from headrank.spans import PromptEncoder
+from headrank.method.prompt import PromptTemplate
+from headrank.method.spans import PromptEncoder
 from tests.tiny_models import tiny_tokenizer
 from tests.toy_collections import write_training_files
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from headrank.errors import InputError
-from headrank.prompt import ChatFrame, PromptTemplate
-from headrank.spans import PromptEncoder
+from headrank.method.prompt import ChatFrame, PromptTemplate
+from headrank.method.spans import PromptEncoder
 from tests.tiny_models import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()

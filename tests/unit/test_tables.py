@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from headrank.errors import InputError
-from headrank.evaluation.cells import Cell
-from headrank.evaluation.paper_tables import Published, TableSpec, build_table, overview_table, parameters_in_name
-from headrank.evaluation.table_text import latex_escape, to_csv, to_html, to_latex, to_markdown
-from headrank.evaluation.tables import Column, Table, Value
+from headrank.experiments.cells import Cell
+from headrank.reports.paper_tables import Published, TableSpec, build_table, overview_table, parameters_in_name
+from headrank.reports.table_text import latex_escape, to_csv, to_html, to_latex, to_markdown
+from headrank.reports.tables import Column, Table, Value
 
 COLUMNS = (Column("dl19", "nDCG@10", "DL19", "In-Domain"), Column("nq", "nDCG@10", "NQ", "Out-of-Domain"))
 

@@ -8,12 +8,12 @@ import sys
 import pytest
 
 from headrank.errors import InputError
-from headrank.heads import HeadSet
-from headrank.prompt import PromptTemplate
-from megatron_patches.arguments import HEADRANK_FLAGS, MEGATRON_FLAGS, NETWORK_FLAGS, build_parser, parse_arguments
-from megatron_patches.config import changed_fields, check_heads, check_network_flags, check_position_span, config_from
-from megatron_patches.config_checks import check_machine
+from headrank.method.heads import HeadSet
+from headrank.method.prompt import PromptTemplate
 from megatron_patches.shape import ModelShape
+from megatron_patches.training.arguments import HEADRANK_FLAGS, MEGATRON_FLAGS, NETWORK_FLAGS, build_parser, parse_arguments
+from megatron_patches.training.config import changed_fields, check_heads, check_network_flags, check_position_span, config_from
+from megatron_patches.training.config_checks import check_machine
 from tests.tiny_models import tiny_config
 
 REQUIRED = ["--headrank-model", "m", "--headrank-heads", "h.json", "--train-data-path", "d", "--lr", "1e-5"]
@@ -208,7 +208,7 @@ def test_every_flag_is_explained_by_a_sentence():
 
 
 def test_help_answers_without_torch():
-    code = "import sys, megatron_patches.arguments as a; a.build_parser().format_help(); sys.exit('torch' in sys.modules)"
+    code = "import sys, megatron_patches.training.arguments as a; a.build_parser().format_help(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrank.errors import InputError
-from megatron_patches.arguments import parse_arguments
-from megatron_patches.config import config_from
-from megatron_patches.exits import ExitDecision
-from megatron_patches.held_out import evaluate, ndcg, preference_accuracy
-from megatron_patches.training_log import MetricsWriter, iteration_line
+from megatron_patches.training.arguments import parse_arguments
+from megatron_patches.training.config import config_from
+from megatron_patches.training.exits import ExitDecision
+from megatron_patches.training.held_out import evaluate, ndcg, preference_accuracy
+from megatron_patches.training.training_log import MetricsWriter, iteration_line
 
 REQUIRED = ["--headrank-model", "m", "--headrank-heads", "h", "--train-data-path", "d", "--lr", "1e-5", "--train-iters", "9"]
 
@@ -155,7 +155,7 @@ def test_ranks_together_measure_what_one_rank_measures():
 def test_intervals_end_a_run(config, monkeypatch):
     import torch
 
-    monkeypatch.setattr("megatron_patches.exits.largest_on_any_rank", lambda flags: flags)
+    monkeypatch.setattr("megatron_patches.training.exits.largest_on_any_rank", lambda flags: flags)
     decision = ExitDecision(replace(config, exit_duration_in_mins=5, exit_interval=4), torch.device("cpu"))
     assert decision.reason(3) is None and "at iteration 4" in decision.reason(4)
 
@@ -163,7 +163,7 @@ def test_intervals_end_a_run(config, monkeypatch):
 def test_minutes_count_from_the_start_of_the_program_not_of_the_loop(config, monkeypatch):
     import torch
 
-    monkeypatch.setattr("megatron_patches.exits.largest_on_any_rank", lambda flags: flags)
+    monkeypatch.setattr("megatron_patches.training.exits.largest_on_any_rank", lambda flags: flags)
     started = time.monotonic() - 6 * 60
     decision = ExitDecision(replace(config, exit_duration_in_mins=5), torch.device("cpu"), started)
     assert "after 6.0 minutes" in decision.reason(3)

@@ -19,9 +19,9 @@ from data_tools import token_cache
 from data_tools.training_set import Sample, TrainingSet
 from headrank.errors import InputError
 from headrank.formats import write_jsonl
-from headrank.prompt import PromptTemplate
-from headrank.spans import PromptEncoder
-from megatron_patches.held_out import held_out_samples
+from headrank.method.prompt import PromptTemplate
+from headrank.method.spans import PromptEncoder
+from megatron_patches.training.held_out import held_out_samples
 from tests.tiny_models import tiny_tokenizer
 from tests.toy_collections import GRADES, write_training_files
 

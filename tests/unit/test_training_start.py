@@ -11,11 +11,12 @@ import pytest
 
 import pretrain_headrank
 from headrank.errors import InputError
-from headrank.heads import HeadSet
-from megatron_patches import device, run_setup
-from megatron_patches.arguments import parse_arguments
-from megatron_patches.config import config_from
+from headrank.method.heads import HeadSet
+from megatron_patches import device
+from megatron_patches.training import run_setup
 from megatron_patches.shape import ModelShape
+from megatron_patches.training.arguments import parse_arguments
+from megatron_patches.training.config import config_from
 from tests.toy_training import ToyJob, make_toy_job
 
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "HEADRANK_LOG")

@@ -14,7 +14,7 @@ from headrank.commands import main
 from headrank.commands.view import choose_query
 from headrank.errors import InputError
 from headrank.formats import Candidate, Run, write_jsonl, write_run
-from headrank.reranker import HeadRankReranker
+from headrank.reranking.reranker import HeadRankReranker
 from tests.result_cells import make_heads
 from tests.tiny_models import make_tiny_model
 

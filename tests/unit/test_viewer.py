@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrank.evaluation.viewer.contents import MOST_HEADS, build_view, shade
-from headrank.evaluation.viewer.latex import to_latex
-from headrank.evaluation.viewer.page import to_html
-from headrank.evaluation.viewer.words import split_words, values_of_words
-from headrank.reranker import DetailedScores, TokenScores
+from headrank.reports.viewer.contents import MOST_HEADS, build_view, shade
+from headrank.reports.viewer.latex import to_latex
+from headrank.reports.viewer.page import to_html
+from headrank.reports.viewer.words import split_words, values_of_words
+from headrank.reranking.reranker import DetailedScores, TokenScores
 from tests.view_contents import BUMPS, DOCUMENTS, HEADS, detailed_scores, make_view, tokens_of
 
 

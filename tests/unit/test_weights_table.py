@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from headrank.errors import InputError
-from megatron_patches.safetensors_files import SafetensorsReader, parse_size, plan_shards, write_index, write_shard
+from megatron_patches.checkpoints.safetensors_files import SafetensorsReader, parse_size, plan_shards, write_index, write_shard
+from megatron_patches.checkpoints.weights import join_sources, mapping_of, megatron_names, read_shard, source_shape, split_sources
 from megatron_patches.shape import ModelShape, check_tensor_parallel_size, valid_tensor_parallel_sizes
-from megatron_patches.weights import join_sources, mapping_of, megatron_names, read_shard, source_shape, split_sources
 from tests.tiny_models import make_tiny_model, tiny_config
 
 QWEN3_SIZES = {"0.6B": (16, 8, 3072), "1.7B": (16, 8, 6144), "4B": (32, 8, 9728)}

@@ -1,0 +1,1 @@
+"""Where collections come from: BEIR, ir_datasets, Pyserini, the embedded model."""

@@ -1,0 +1,1 @@
+"""Studies: cells of methods, collections and orders, planned and run."""

@@ -1,0 +1,193 @@
+"""The plan of a benchmark matrix: which cells there are, where each lies, and which of them this process does.
+
+A cell is model x method x benchmark at one depth, document order and seed. Its directory and its settings are fixed by the
+plan, so that any process of a job array finds the same cells, and a finished cell is never computed again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from headrank.errors import InputError
+from headrank.evaluation.measures import Missing
+from headrank.files import file_key, file_sha256, folder_key
+from headrank.formats import Collection
+from headrank.methods import find_method
+
+ORDERS = ("retriever", "reversed", "shuffled")
+
+
+@dataclass(frozen=True)
+class MatrixBenchmark:
+    """A collection to rerank: its folder, candidates a query, measures (the leading one first), treatment of missing queries."""
+
+    name: str
+    collection: Path
+    depth: int
+    measures: tuple[str, ...]
+    missing: Missing = "zero"
+    retriever: str | None = None  # the first-stage method whose run it has, where that is known; others have no row there
+
+
+@dataclass(frozen=True)
+class MatrixModel:
+    """A model under a short name; ``seed`` tells training runs apart that share the name."""
+
+    name: str
+    path: str
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class MatrixCell:
+    """One unit of work. ``method`` may carry a variant after '+', which is part of the label only."""
+
+    model: MatrixModel | None  # None for first-stage rankers
+    method: str
+    heads: str | None
+    benchmark: MatrixBenchmark
+    depth: int
+    order: str
+
+    @property
+    def base_method(self) -> str:
+        """The registered method behind a variant."""
+        return self.method.partition("+")[0]
+
+    @property
+    def folder(self) -> Path:
+        """Relative directory: benchmark, condition, model, method, seed."""
+        seed = f"-seed{self.model.seed}" if self.model is not None and self.model.seed is not None else ""
+        model = _slug(self.model.name) if self.model is not None else "first-stage"
+        return Path(_slug(self.benchmark.name)) / f"top{self.depth}-{self.order}" / model / (_slug(self.method) + seed)
+
+    def settings(self, shared: Mapping[str, Any]) -> dict[str, Any]:
+        """Everything that decides the ranking of this cell, for the check on resumption; judgements are looked at when it is measured."""
+        collection = Collection.open(self.benchmark.collection)
+        return {
+            "model": None if self.model is None else asdict(self.model),
+            "model_files": None if self.model is None else folder_key(self.model.path),
+            "method": self.method,
+            "heads_sha256": file_sha256(self.heads) if self.heads else None,
+            "benchmark": self.benchmark.name,
+            "run_sha256": file_sha256(collection.run_path or ""),
+            "queries_sha256": file_sha256(collection.queries_path),
+            "corpus": file_key(collection.corpus_path),
+            "depth": self.depth,
+            "order": self.order,
+            **shared,
+        }
+
+
+def plan_cells(
+    models: Sequence[MatrixModel],
+    methods: Sequence[str],
+    benchmarks: Sequence[MatrixBenchmark],
+    heads: Mapping[str, str],
+    *,
+    depths: Sequence[int] = (),
+    orders: Sequence[str] = ("retriever",),
+) -> list[MatrixCell]:
+    """All cells in a fixed order; a first-stage method once a benchmark and depth, where the run is its own.
+
+    What cannot run is refused before anything does.
+    """
+    for flag, given in (("--methods", methods), ("--depths", depths), ("--orders", orders)):
+        twice = [value for value in given if list(given).count(value) > 1]
+        if twice:
+            raise InputError(f"{flag}: {twice[0]} is there twice; give it once")
+    for method in methods:
+        if method.endswith("+"):
+            raise InputError(f"--methods {method}: nothing follows the '+'; write METHOD or METHOD+VARIANT")
+    if depths and min(depths) < 1:
+        raise InputError(f"--depths {min(depths)}: at least one candidate must be reranked; give numbers from 1")
+    cells = []
+    for benchmark in benchmarks:
+        if Collection.open(benchmark.collection).run_path is None:
+            raise InputError(f"benchmark {benchmark.name}: {benchmark.collection} has no first-stage run; make it with 'headrank retrieve'")
+        if Collection.open(benchmark.collection).qrels_path is None:
+            raise InputError(f"benchmark {benchmark.name}: {benchmark.collection} has no qrels.txt, and cells are measured by it")
+        for depth in depths or (benchmark.depth,):
+            cells += [
+                MatrixCell(None, method, None, benchmark, depth, "retriever")
+                for method in methods
+                if find_method(method.partition("+")[0]).kind == "first-stage" and benchmark.retriever in (None, method.partition("+")[0])
+            ]
+            cells += [
+                MatrixCell(model, method, find_heads(model, method, heads), benchmark, depth, order)
+                for order in orders
+                for model in models
+                for method in methods
+                if find_method(method.partition("+")[0]).kind != "first-stage"
+            ]
+    folders = [cell.folder for cell in cells]
+    twice = sorted({str(folder) for folder in folders if folders.count(folder) > 1})
+    if twice:
+        raise InputError(f"two cells would share {twice[0]}; give models different names (NAME=MODEL) or seeds (NAME@SEED=MODEL)")
+    return cells
+
+
+def share_forwards(cells: Sequence[MatrixCell]) -> list[list[MatrixCell]]:
+    """The cells grouped by forward: attention methods that read one model over the same lists; every other cell alone."""
+    groups: dict[object, list[MatrixCell]] = {}
+    for cell in cells:
+        is_attention = find_method(cell.base_method).kind == "attention"
+        key = (cell.model, cell.benchmark.name, cell.depth, cell.order) if is_attention else cell.folder
+        groups.setdefault(key, []).append(cell)
+    return list(groups.values())
+
+
+def find_heads(model: MatrixModel, method: str, heads: Mapping[str, str]) -> str | None:
+    """The heads.json of a method: given for model/method, for the method, or inside an exported HeadRank model (then None)."""
+    known = find_method(method.partition("+")[0])
+    given = heads.get(f"{model.name}/{method}") or heads.get(method)
+    if given is not None:
+        if not Path(given).is_file():
+            raise InputError(f"--heads {method}={given}: no such file")
+        return given
+    if not known.needs_heads or (known.name == "headrank" and (Path(model.path) / "headrank.json").is_file()):
+        return None
+    raise InputError(
+        f"method {method!r} on {model.name} needs heads: run 'headrank select-heads --method {known.selection}' on that model and give "
+        f"--heads {model.name}/{method}=heads.json"
+    )
+
+
+def parse_model(text: str) -> MatrixModel:
+    """MODEL, NAME=MODEL or NAME@SEED=MODEL."""
+    name, equals, path = text.partition("=")
+    if not equals or Path(text).exists():
+        return MatrixModel(Path(text).name or text, text)
+    label, at, seed = name.partition("@")
+    if at and not seed.isdigit():
+        raise InputError(f"--models {text!r}: the seed after '@' must be a number")
+    return MatrixModel(label, path, int(seed) if at else None)
+
+
+def parse_shard(text: str | None, environment: Mapping[str, str]) -> tuple[int, int]:
+    """(index, count): from I/N, else from torchrun's RANK and WORLD_SIZE, else from a SLURM array, else (0, 1)."""
+    if text is not None:
+        found = re.fullmatch(r"(\d+)/(\d+)", text)
+        if not found or int(found[1]) >= int(found[2]):
+            raise InputError(f"--shard {text!r}: write I/N with I from 0 to N-1")
+        return int(found[1]), int(found[2])
+    if int(environment.get("WORLD_SIZE", "1")) > 1:
+        return int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    if "SLURM_ARRAY_TASK_COUNT" in environment:
+        first, last = int(environment.get("SLURM_ARRAY_TASK_MIN", "0")), environment.get("SLURM_ARRAY_TASK_MAX")
+        index, count = int(environment["SLURM_ARRAY_TASK_ID"]) - first, int(environment["SLURM_ARRAY_TASK_COUNT"])
+        if index >= count or (last is not None and int(last) - first + 1 != count):
+            raise InputError(
+                f"SLURM array of {count} tasks with gaps (this one is {index + first}): cells cannot be counted off by them; "
+                f"give --shard I/N or --array=0-{count - 1}"
+            )
+        return index, count
+    return 0, 1
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^\w.+-]+", "_", text).strip("_.") or "unnamed"

@@ -1,0 +1,1 @@
+"""Baselines that write text: RankGPT on a local model or an endpoint."""

@@ -1,0 +1,1 @@
+"""The method: pure functions and frozen settings, shared by training and inference."""

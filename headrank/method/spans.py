@@ -1,0 +1,228 @@
+"""From texts to token ids and index ranges: one batched tokenizer call with offsets, no growing prefixes.
+
+A context becomes one sequence [prefix | query branch | calibration branch]. The prefix (chat opening and documents) is
+shared; each branch is late instruction, query (or the content-free calibration query), chat suffix. The three pieces are
+tokenised apart, so their ids do not depend on each other and the branches really are interchangeable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headrank.errors import InputError
+from headrank.files import shown
+from headrank.method.prompt import ChatFrame, PromptTemplate, control_tokens, neutralise
+
+Span = tuple[int, int]  # half-open token range
+MIN_DOCUMENT_TOKENS = 8  # a document cut shorter than this says nothing: refuse the list instead
+
+
+@dataclass(frozen=True)
+class EncodedContext:
+    """One prompt in tokens. Document spans are in prompt order; ``is_shortened`` says that documents were cut to fit."""
+
+    input_ids: np.ndarray  # int32 [S] = prefix, query branch, calibration branch
+    prefix_length: int
+    query_length: int
+    calibration_length: int  # 0 without calibration
+    query_rows: Span  # I_q, absolute indices
+    calibration_rows: Span  # the same rows of the calibration branch, absolute indices
+    document_spans: tuple[Span, ...]
+    is_shortened: bool = False
+    is_parallel: bool = False  # documents do not see each other, see headrank/method/parallel_layout.py
+    position_gaps: tuple[int, ...] = ()  # positions left empty after each document; only in training, see data_tools/position_gaps.py
+    document_texts: tuple[str, ...] = ()  # as they stand in the prompt; only when asked for with keep_text
+    token_offsets: tuple[np.ndarray, ...] = ()  # [tokens, 2] characters within its document text; only with keep_text
+
+    @property
+    def length(self) -> int:
+        """Tokens in all three parts."""
+        return len(self.input_ids)
+
+
+class PromptEncoder:
+    """Turns (query, documents) into EncodedContext for one tokenizer and one template."""
+
+    def __init__(self, tokenizer: Any, template: PromptTemplate, max_length: int | None = None, calibrate: bool = True) -> None:
+        """``max_length`` is the model's context; longer prompts have their documents shortened evenly."""
+        if not getattr(tokenizer, "is_fast", False):
+            raise InputError("the tokenizer has no offsets (it is not a fast tokenizer); convert it to tokenizer.json")
+        self.tokenizer, self.template, self.max_length = tokenizer, template, max_length
+        self.frame = ChatFrame.of(tokenizer, template)
+        self._special = control_tokens(tokenizer)
+        self._calibration = self._branch(template.calibration_query) if calibrate else (np.empty(0, np.int32), (0, 0))
+
+    def encode(self, query: str, documents: Sequence[tuple[str, str]], *, keep_text: bool = False) -> EncodedContext:
+        """Encode one query with its (title, text) documents in prompt order."""
+        return self.encode_many([(query, documents)], keep_text=keep_text)[0]
+
+    def encode_many(self, contexts: Sequence[tuple[str, Sequence[tuple[str, str]]]], *, keep_text: bool = False) -> list[EncodedContext]:
+        """Encode many contexts with one tokenizer call for the prefixes and one for the branches."""
+        for query, documents in contexts:
+            if not isinstance(query, str):
+                raise InputError(f"a query must be a string, found {type(query).__name__}: {shown(str(query))}")
+            if not query.strip():
+                raise InputError("empty query; give a query with at least one word")
+            if not documents:
+                raise InputError(f"no documents to rank for query {query!r}")
+        prefixes = [self._prefix([self._clean(*document) for document in documents]) for _, documents in contexts]
+        branches = self._branches([query for query, _ in contexts])
+        tokenised = self._tokenise_pieces([pieces for pieces, _ in prefixes])
+        parts = zip(contexts, prefixes, tokenised, branches, strict=True)
+        return [self._join(query, prefix, tokens, branch, keep_text) for (query, _), prefix, tokens, branch in parts]
+
+    def _clean(self, title: str, text: str) -> str:
+        return neutralise(self.template.document_text(title, text), self._special)
+
+    def _prefix(self, documents: Sequence[str]) -> tuple[list[str], list[Span]]:
+        """The pieces of the prefix that are tokenised apart, and the character range of every document in all of it.
+
+        A sequential prompt is one piece and numbers its documents. A parallel one has a piece for the opening and for every
+        document, without numbers, so that a document's tokens are the same at any place of the list.
+        """
+        pieces, ranges = [self.frame.before + self.template.opening], []
+        position = len(pieces[0])
+        for number, document in enumerate(documents, start=1):
+            label = "" if self.template.is_parallel else f"[{number}] "
+            ranges.append((position + len(label), position + len(label) + len(document)))
+            pieces.append(f"{label}{document}\n\n")
+            position += len(pieces[-1])
+        return pieces if self.template.is_parallel else ["".join(pieces)], ranges
+
+    def _tokenise_pieces(self, texts: Sequence[Sequence[str]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Ids and character offsets [S, 2] of each text that is given in pieces."""
+        tokenised = iter(self._tokenise([piece for pieces in texts for piece in pieces]))
+        joined = []
+        for pieces in texts:
+            starts = np.cumsum([0, *map(len, pieces)])
+            parts = [(ids, offsets + start) for (ids, offsets), start in zip((next(tokenised) for _ in pieces), starts[:-1], strict=True)]
+            joined.append((np.concatenate([ids for ids, _ in parts]), np.concatenate([offsets for _, offsets in parts])))
+        return joined
+
+    def _tokenise(self, texts: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Ids and character offsets [S, 2] of each text."""
+        try:
+            encoded = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        except TypeError as error:  # tokenizers' word for a str that is no text
+            raise InputError(
+                "half a surrogate pair (\\ud800 to \\udfff) in a query or document is not a character; repair the text"
+            ) from error
+        return [
+            (np.asarray(ids, np.int32), np.asarray(offsets, np.int64).reshape(-1, 2))
+            for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        ]
+
+    def _branch(self, query: str) -> tuple[np.ndarray, Span]:
+        return self._branches([query])[0]
+
+    def _branches(self, queries: Sequence[str]) -> list[tuple[np.ndarray, Span]]:
+        """Ids of instruction + query + chat suffix and the rows of I_q among them, for each query."""
+        instruction = self.template.instruction
+        cleaned = [neutralise(" ".join(query.split()), self._special) for query in queries]
+        texts = [f"{instruction}{query}{self.frame.after}" for query in cleaned]
+        branches = []
+        for query, (ids, offsets) in zip(cleaned, self._tokenise(texts), strict=True):
+            first, last = _tokens_in(offsets, len(instruction), len(instruction) + len(query))
+            rows = {"query": (first, last), "query-suffix": (first, len(ids)), "instruction": (0, len(ids))}[self.template.query_rows]
+            branches.append((ids, rows))
+        return branches
+
+    def _join(
+        self,
+        query: str,
+        prefix: tuple[list[str], list[Span]],
+        tokens: tuple[np.ndarray, np.ndarray],
+        branch: tuple[np.ndarray, Span],
+        keep_text: bool,
+    ) -> EncodedContext:
+        """Put the three parts together, shortening the documents first when they do not fit the model."""
+        (pieces, ranges), (prefix_ids, offsets) = prefix, tokens
+        text = "".join(pieces)
+        branch_ids, rows = branch
+        calibration_ids, calibration_rows = self._calibration
+        is_shortened = False
+        if self.max_length is not None:
+            room = self.max_length - max(len(branch_ids), len(calibration_ids))
+            if self._positions(offsets, ranges) > room:
+                text, ranges, prefix_ids, offsets = self._shorten(query, text, ranges, offsets, room)
+                is_shortened = True
+        spans = tuple(_tokens_in(offsets, *span) for span in ranges)
+        start = len(prefix_ids)
+        second = start + len(branch_ids)
+        return EncodedContext(
+            input_ids=np.concatenate([prefix_ids, branch_ids, calibration_ids]),
+            prefix_length=start,
+            query_length=len(branch_ids),
+            calibration_length=len(calibration_ids),
+            query_rows=(start + rows[0], start + rows[1]),
+            calibration_rows=(second + calibration_rows[0], second + calibration_rows[1]),
+            document_spans=spans,
+            is_shortened=is_shortened,
+            is_parallel=self.template.is_parallel,
+            document_texts=tuple(text[begin:end] for begin, end in ranges) if keep_text else (),
+            token_offsets=tuple(
+                np.clip(offsets[first:last] - begin, 0, end - begin) for (first, last), (begin, end) in zip(spans, ranges, strict=True)
+            )
+            if keep_text
+            else (),
+        )
+
+    def _positions(self, offsets: np.ndarray, ranges: Sequence[Span]) -> int:
+        """Positions that a prefix takes: one a token, or those of the opening and the longest document side by side."""
+        if not self.template.is_parallel:
+            return len(offsets)
+        starts = [_tokens_in(offsets, *span)[0] for span in ranges]
+        return starts[0] + int(np.diff([*starts, len(offsets)]).max())
+
+    def _shorten(
+        self, query: str, text: str, ranges: list[Span], offsets: np.ndarray, room: int
+    ) -> tuple[str, list[Span], np.ndarray, np.ndarray]:
+        """Cut every document to the same number of tokens, the largest that fits ``room``; short ones stay whole."""
+        spans = [_tokens_in(offsets, *span) for span in ranges]
+        lengths = np.array([end - start for start, end in spans])
+        limit = _even_limit(lengths, room - (len(offsets) - int(lengths.sum())))
+        if self.template.is_parallel:  # side by side, no document takes room from another
+            limit = room - (self._positions(offsets, ranges) - int(lengths.max()))
+        while limit >= min(MIN_DOCUMENT_TOKENS, int(lengths.max())):
+            pieces = []
+            for (first, last), (begin, end) in zip(spans, ranges, strict=True):
+                cut = end if last - first <= limit else int(offsets[first + limit - 1][1])
+                pieces.append(text[begin:cut].rstrip())
+            new_pieces, new_ranges = self._prefix(pieces)
+            new_ids, new_offsets = self._tokenise_pieces([new_pieces])[0]
+            excess = self._positions(new_offsets, new_ranges) - room
+            if excess <= 0:
+                return "".join(new_pieces), new_ranges, new_ids, new_offsets
+            limit -= max(1, excess // len(spans))  # a cut may split a token in two: take a little more
+        if self.template.is_parallel:
+            raise InputError(
+                f"query {shown(query)}: the query leaves no room for a document of {MIN_DOCUMENT_TOKENS} tokens in the model's context of "
+                f"{self.max_length} tokens; shorten the query"
+            )
+        raise InputError(
+            f"query {shown(query)}: {len(ranges)} documents do not fit the model's context of {self.max_length} tokens even at "
+            f"{MIN_DOCUMENT_TOKENS} tokens each; rank fewer documents (--depth) or shorten the query"
+        )
+
+
+def _tokens_in(offsets: np.ndarray, begin: int, end: int) -> Span:
+    """The tokens that overlap the characters [begin, end); an empty range of characters holds no token."""
+    if end <= begin:
+        first = int(np.searchsorted(offsets[:, 0], begin))
+        return first, first
+    first = int(np.searchsorted(offsets[:, 1], begin, side="right"))
+    last = int(np.searchsorted(offsets[:, 0], end, side="left"))
+    return first, max(first, last)
+
+
+def _even_limit(lengths: np.ndarray, room: int) -> int:
+    """The largest t with sum(min(length, t)) <= room; 0 or less when there is none."""
+    low, high = 0, int(lengths.max(initial=0))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if int(np.minimum(lengths, middle).sum()) <= room else (low, middle - 1)
+    return low

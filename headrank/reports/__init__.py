@@ -1,0 +1,1 @@
+"""Publishing: tables, figures, pages and the token viewer."""

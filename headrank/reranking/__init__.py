@@ -1,0 +1,1 @@
+"""Reranking with a Hugging Face decoder: one truncated prefill, read and scored."""

@@ -1,0 +1,123 @@
+"""One truncated prefill of a Hugging Face decoder, read for the attention of chosen heads.
+
+AttentionReader owns the model and the encoder; rerankers and head selection are policies on top of what it reads. Only
+the layers up to the deepest head are loaded, and the forward leaves from inside that layer once Q and K are made.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from transformers import AutoModel, AutoTokenizer
+
+from headrank.errors import InputError
+from headrank.method.attention import batch_contexts
+from headrank.method.prompt import PromptTemplate
+from headrank.method.spans import EncodedContext, PromptEncoder
+from headrank.model_config import first_line, load_config, text_config, truncate_config
+from headrank.placement import place
+from headrank.reranking.capture import Capture, ExitEarly, register
+
+_log = logging.getLogger(__name__)
+
+
+class AttentionReader:
+    """A decoder whose attention can be read; made with ``load``."""
+
+    def __init__(
+        self, model: torch.nn.Module, tokenizer: Any, prompt: PromptTemplate, name: str, num_layers: int, max_length: int | None
+    ) -> None:
+        """``num_layers`` is the depth of the whole model; ``model`` may hold fewer layers."""
+        self.model, self.tokenizer, self.name, self.num_layers = model, tokenizer, name, num_layers
+        self.config = text_config(model.config)
+        self.num_heads = int(self.config.num_attention_heads)
+        self.loaded_layers = int(self.config.num_hidden_layers)
+        self.encoder = PromptEncoder(tokenizer, prompt, max_length)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lives."""
+        return next(self.model.parameters()).device
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path,
+        *,
+        prompt: PromptTemplate | None = None,
+        last_layer: int | None = None,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        max_length: int | None = None,
+    ) -> AttentionReader:
+        """Load a directory or hub name; with ``last_layer`` the layers above it are not even read from the file."""
+        device, dtype = place(device, dtype)
+        config = load_config(model)
+        text = text_config(config)
+        num_layers = int(text.num_hidden_layers)
+        if last_layer is not None:
+            truncate_config(text, last_layer + 1)
+        tokenizer, loaded = load_complete(AutoModel, model, "decoder model", config=text, dtype=dtype, attn_implementation=register())
+        limit = getattr(text, "max_position_embeddings", None)
+        return cls(loaded.to(device).eval(), tokenizer, prompt or PromptTemplate(), str(model), num_layers, max_length or limit)
+
+    def use_prompt(self, prompt: PromptTemplate) -> None:
+        """Change the template without loading the model again."""
+        self.encoder = PromptEncoder(self.tokenizer, prompt, self.encoder.max_length)
+
+    @torch.inference_mode()
+    def read(self, contexts: Sequence[EncodedContext], heads_by_layer: Mapping[int, Sequence[int]], *, stop_early: bool = True) -> Capture:
+        """Forward a batch and return the rows of the heads asked for, stopping inside the deepest of their layers."""
+        deepest = max(heads_by_layer)
+        if deepest >= self.loaded_layers:
+            raise InputError(f"{self.name}: layer {deepest} was asked for, but only {self.loaded_layers} layers are loaded")
+        input_ids_BS, layout = batch_contexts(contexts, self.tokenizer.pad_token_id or 0, self.device)
+        capture = Capture(layout, heads_by_layer, deepest if stop_early else None)
+        try:
+            self.model(input_ids=input_ids_BS, position_ids=layout.position_ids_BS, use_cache=False, headrank=capture)
+        except ExitEarly:
+            pass
+        missing = set(heads_by_layer) - set(capture.query_rows)
+        if missing:
+            raise InputError(f"{self.name}: this architecture does not call the registered attention (layer {min(missing)} was never seen)")
+        return capture
+
+
+def load_complete(auto: Any, model: str | Path, kind: str, **options: Any) -> tuple[Any, Any]:
+    """The tokenizer and the model of a transformers Auto class, whole or not at all: transformers would invent what the files lack."""
+    try:
+        with quiet_loading():
+            tokenizer = AutoTokenizer.from_pretrained(model)
+            loaded, report = auto.from_pretrained(model, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise InputError(f"{model}: cannot be loaded as a {kind} ({first_line(error)}); are its files complete?") from error
+    unfit = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
+    if unfit:
+        raise InputError(
+            f"{model}: {len(unfit)} weights are missing or of another shape than config.json says, the first is {unfit[0]!r}; "
+            "copy or export the model again"
+        )
+    if not tokenizer("relevant", add_special_tokens=False)["input_ids"]:
+        raise InputError(f"{model}: the tokenizer knows no words; is tokenizer.json missing?")
+    return tokenizer, loaded
+
+
+class quiet_loading:
+    """Silence transformers' loading report: the untouched upper layers are *meant* to be missing from the model."""
+
+    def __enter__(self) -> None:
+        self.level = transformers.logging.get_verbosity()
+        self.bar = transformers.logging.is_progress_bar_enabled()
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+
+    def __exit__(self, *_: object) -> None:
+        transformers.logging.set_verbosity(self.level)
+        if self.bar:
+            transformers.logging.enable_progress_bar()

@@ -1,0 +1,1 @@
+"""Checkpoints: files, conversion to and from Hugging Face, export."""

@@ -1,0 +1,1 @@
+"""The training run: arguments, batches, steps, loop."""

@@ -1,0 +1,238 @@
+"""One frozen configuration of a run, made from the command line once config_checks.py has refused what is contradictory.
+
+Functions of the loop receive this object, never the argument namespace. It is printed once and saved with every checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrank.errors import InputError
+from headrank.method.heads import HeadSet
+from headrank.method.loss_settings import DEFAULT_SCALES, LossSettings
+from megatron_patches.shape import ModelShape, check_tensor_parallel_size
+from megatron_patches.training.arguments import NETWORK_FLAGS
+from megatron_patches.training.config_checks import check_flags
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """Optimizer and learning-rate schedule, in Megatron's names; steps are counted in samples as Megatron does."""
+
+    lr: float
+    min_lr: float
+    lr_decay_style: str
+    lr_decay_iters: int | None
+    lr_warmup_iters: int
+    lr_warmup_fraction: float | None
+    lr_warmup_init: float
+    weight_decay: float
+    clip_grad: float
+    adam_beta1: float
+    adam_beta2: float
+    adam_eps: float
+    override_opt_param_scheduler: bool
+    use_checkpoint_opt_param_scheduler: bool
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Everything a run depends on. Paths are as given; ``train_iters`` is None until the data's length is known."""
+
+    model: str
+    heads: str | None
+    document_layout: str | None
+    all_heads: bool
+    full_depth: bool
+    pretrained_checkpoint: str | None
+    tokenizer: str | None
+    train_data: str
+    valid_data: str | None
+    seq_length: int | None
+    epoch_unit: str
+    pairs_per_context: int
+    permutations: int
+    with_retriever_order: bool
+    position_span: int | None
+    seed: int
+    tensor_parallel: int
+    data_parallel: int
+    micro_batch_size: int
+    global_batch_size: int
+    train_iters: int | None
+    train_samples: int | None
+    epochs: float
+    loss: LossSettings
+    schedule: ScheduleConfig
+    bf16: bool
+    recompute: bool
+    use_distributed_optimizer: bool
+    overlap_grad_reduce: bool
+    overlap_param_gather: bool
+    sequence_parallel: bool
+    distributed_timeout_minutes: int
+    save: str | None
+    load: str | None
+    save_interval: int | None
+    save_optimizer: bool
+    load_optimizer: bool
+    finetune: bool
+    keep_checkpoints: int
+    reference_cache: str | None
+    log_interval: int
+    eval_interval: int | None
+    eval_iters: int | None
+    exit_interval: int | None
+    exit_duration_in_mins: int | None
+    exit_signal_handler: bool
+    max_nan_steps: int
+    tensorboard_dir: str | None
+    tensorboard_log_interval: int
+    wandb_project: str
+    wandb_exp_name: str
+    wandb_save_dir: str
+    log_throughput: bool
+
+    @property
+    def num_microbatches(self) -> int:
+        """Forward passes of one data-parallel rank in one step."""
+        return self.global_batch_size // (self.micro_batch_size * self.data_parallel)
+
+    def with_length(self, samples_per_epoch: int) -> TrainingConfig:
+        """Fix ``train_iters``: as given, or from --train-samples, or the epochs rounded up to whole steps."""
+        if self.train_iters is not None:
+            return self
+        samples = self.train_samples if self.train_samples is not None else math.ceil(self.epochs * samples_per_epoch)
+        return dataclasses.replace(self, train_iters=max(1, math.ceil(samples / self.global_batch_size)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for logs and checkpoints."""
+        return dataclasses.asdict(self)
+
+
+def config_from(args: argparse.Namespace, world_size: int) -> TrainingConfig:
+    """Check the flags against each other and the number of processes, and freeze them."""
+    check_flags(args)
+    tensor_parallel = args.tensor_model_parallel_size
+    if world_size % tensor_parallel:
+        raise InputError(
+            f"--tensor-model-parallel-size {tensor_parallel} does not divide the {world_size} processes; "
+            "change it or torchrun's --nproc-per-node"
+        )
+    data_parallel = world_size // tensor_parallel
+    global_batch = args.global_batch_size or args.micro_batch_size * data_parallel
+    if global_batch % (args.micro_batch_size * data_parallel):
+        raise InputError(
+            f"--global-batch-size {global_batch} is not divisible by --micro-batch-size {args.micro_batch_size} x "
+            f"{data_parallel} data-parallel ranks; use a multiple of {args.micro_batch_size * data_parallel}"
+        )
+    derived = {
+        "model": args.headrank_model,
+        "heads": args.headrank_heads,
+        "document_layout": args.headrank_document_layout,
+        "all_heads": args.headrank_all_heads,
+        "full_depth": args.headrank_full_depth,
+        "tokenizer": args.tokenizer_model,
+        "train_data": args.train_data_path,
+        "valid_data": args.valid_data_path,
+        "epoch_unit": args.headrank_epoch_unit,
+        "pairs_per_context": args.headrank_pairs_per_context,
+        "permutations": args.headrank_permutations,
+        "with_retriever_order": args.headrank_with_retriever_order,
+        "position_span": args.headrank_position_span,
+        "tensor_parallel": tensor_parallel,
+        "data_parallel": data_parallel,
+        "global_batch_size": global_batch,
+        "epochs": args.headrank_epochs,
+        "loss": _loss_from(args),
+        "schedule": ScheduleConfig(**_taken(args, ScheduleConfig)),
+        "recompute": args.recompute_activations or args.recompute_granularity == "full",
+        "save_optimizer": not args.no_save_optim,
+        "load_optimizer": not args.no_load_optim,
+        "keep_checkpoints": args.headrank_keep_checkpoints,
+        "reference_cache": args.headrank_reference_cache,
+        "max_nan_steps": args.headrank_max_nan_steps,
+    }
+    return TrainingConfig(**{**_taken(args, TrainingConfig), **derived})
+
+
+def _taken(args: argparse.Namespace, kind: type) -> dict[str, Any]:
+    """The fields of ``kind`` that have a flag of the same name."""
+    return {field.name: getattr(args, field.name) for field in dataclasses.fields(kind) if hasattr(args, field.name)}
+
+
+def _loss_from(args: argparse.Namespace) -> LossSettings:
+    scale = args.headrank_score_scale
+    return LossSettings(
+        objective=args.headrank_loss,
+        scaling=args.headrank_score_scaling,
+        scale=DEFAULT_SCALES[args.headrank_score_scaling] if scale is None else scale,
+        margin=args.headrank_margin,
+        linear_weight=args.headrank_alpha,
+        proximal_weight=args.headrank_beta,
+        entropy_weight=args.headrank_gamma,
+        variance_weight=args.headrank_eta,
+        temperature=args.headrank_temperature,
+    )
+
+
+def check_network_flags(args: argparse.Namespace, shape: ModelShape) -> None:
+    """Refuse network-size flags that contradict the model's own shape."""
+    for attribute, ((flag, _), field) in NETWORK_FLAGS.items():
+        given = getattr(args, attribute)
+        if field is not None and given is not None and given != getattr(shape, field):
+            raise InputError(
+                f"{flag} {given} contradicts the model's {getattr(shape, field)} in {args.headrank_model}; "
+                "remove the flag or change the model"
+            )
+
+
+def check_position_span(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> None:
+    """Refuse to spread lists over positions that the model does not have, and documents that stand side by side."""
+    if config.position_span is None:
+        return
+    if config.position_span > shape.max_positions:
+        raise InputError(f"--headrank-position-span {config.position_span}: the model has {shape.max_positions} positions; lower it")
+    if heads.prompt.is_parallel:
+        raise InputError(
+            f"--headrank-position-span {config.position_span}: documents stand side by side (layout 'parallel' of "
+            f"{'--headrank-document-layout' if config.document_layout else config.heads}), all at the same distance; remove the flag"
+        )
+
+
+def check_heads(heads: HeadSet, shape: ModelShape, config: TrainingConfig) -> None:
+    """Refuse heads of another model, heads outside it, and a tensor-parallel size that cuts a key-value group."""
+    if (heads.num_layers, heads.num_heads) != (shape.layers, shape.heads):
+        raise InputError(
+            f"{config.heads}: selected on a model of {heads.num_layers} layers x {heads.num_heads} heads ({heads.model}), but "
+            f"{config.model} has {shape.layers} x {shape.heads}; run 'headrank select-heads' on this model"
+        )
+    heads.check_fits(shape.layers, shape.heads, config.model)
+    check_tensor_parallel_size(shape, config.tensor_parallel)
+
+
+def changed_fields(saved: Mapping[str, Any], config: TrainingConfig) -> list[str]:
+    """Names of settings that change the objective or the data and differ from a checkpoint's, for a warning on resume."""
+    watched = (
+        "model",
+        "document_layout",
+        "all_heads",
+        "train_data",
+        "epoch_unit",
+        "pairs_per_context",
+        "permutations",
+        "with_retriever_order",
+        "position_span",
+        "seed",
+        "global_batch_size",
+        "loss",
+        "schedule",
+        "train_iters",
+    )
+    current = config.to_dict()
+    return [name for name in watched if name in saved and saved[name] != current[name]]

@@ -1,0 +1,74 @@
+"""Held-out quality during training: NDCG@10 and preference accuracy on contexts no pair of which is trained on.
+
+NDCG@10 has linear gains as trec_eval; its ideal ranking is that of the candidate list (the context is all there is here), so it
+compares checkpoints with each other; numbers for a table come from 'headrank evaluate'.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from megatron.core.transformer.module import MegatronModule
+
+from data_tools.training_set import Sample, TrainingSet
+from headrank.method.heads import HeadSet
+from megatron_patches.training.batches import length_multiple, make_batch
+from megatron_patches.training.train_step import score_batch
+
+CUTOFF = 10
+
+
+@torch.no_grad()
+def score_sample(model: MegatronModule, sample: Sample, heads: HeadSet, device: torch.device) -> np.ndarray:
+    """The scores float32 [N] of one context under the given weights, in prompt order."""
+    batch = make_batch((sample,), None, device, length_multiple(model.config))
+    return score_batch(model, batch, heads)[0].float().cpu().numpy()
+
+
+def ndcg(scores: np.ndarray, grades: np.ndarray, cutoff: int = CUTOFF) -> float:
+    """NDCG at ``cutoff`` of one list; unjudged documents (grade below 0) gain nothing; no relevant document gives 0.
+
+    Scores that are not finite order nothing: NaN.
+    """
+    if not np.isfinite(scores).all():
+        return math.nan
+    gains = np.maximum(grades, 0).astype(np.float64)
+    discounts = 1.0 / np.log2(np.arange(2, min(cutoff, len(gains)) + 2))
+    ideal = float((np.sort(gains)[::-1][: len(discounts)] * discounts).sum())
+    ranked = gains[np.argsort(-scores, kind="stable")][: len(discounts)]
+    return float((ranked * discounts).sum()) / ideal if ideal > 0 else 0.0
+
+
+def preference_accuracy(scores: np.ndarray, pairs: np.ndarray) -> float:
+    """Share of pairs whose chosen document scores higher; a tie is half right; NaN when scores are not finite."""
+    if not np.isfinite(scores).all():
+        return math.nan
+    difference = scores[pairs[:, 0]] - scores[pairs[:, 1]]
+    return float(((difference > 0) + 0.5 * (difference == 0)).mean())
+
+
+def held_out_samples(held_out: TrainingSet, limit: int | None) -> list[Sample]:
+    """Every held-out context with all its pairs, in one order: the first shuffle where there are any, else the retriever's."""
+    permutation = next((number for number in held_out.permutation_ids if number), 0)
+    count = held_out.num_contexts if limit is None else min(limit, held_out.num_contexts)
+    return [held_out.whole_context(context, permutation) for context in range(count)]
+
+
+def evaluate(
+    samples: Sequence[Sample],
+    score: Callable[[Sample], np.ndarray],
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    reduce_sum: Callable[[np.ndarray], np.ndarray] = lambda sums: sums,
+) -> dict[str, float]:
+    """Means over the contexts, split over data-parallel ranks; ``reduce_sum`` adds up the ranks' sums."""
+    sums = np.zeros(3)
+    for sample in samples[rank::world_size]:
+        scores = score(sample)
+        sums += [ndcg(scores, sample.grades), preference_accuracy(scores, sample.pairs), 1.0]
+    sums = reduce_sum(sums)
+    return {"ndcg@10": float(sums[0] / sums[2]), "preference_accuracy": float(sums[1] / sums[2]), "contexts": int(sums[2])}

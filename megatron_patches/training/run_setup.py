@@ -1,0 +1,238 @@
+"""Everything between the checked configuration and the loop: data, reference scores, model, optimizer, the checkpoint to resume from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from data_tools.token_cache import UnwritableCache
+from data_tools.training_set import Sample, TrainingSet
+from headrank.errors import InputError
+from headrank.method.heads import HeadSet, head_name
+from headrank.method.prompt import PromptTemplate
+from headrank.method.spans import PromptEncoder
+from headrank.model_config import first_line, load_config
+from megatron_patches import device
+from megatron_patches.checkpoints.files import checkpoint_directory
+from megatron_patches.checkpoints.run_checkpoints import RunCheckpoints, load_start_weights, resolve_start
+from megatron_patches.checkpoints.safetensors_files import local_directory
+from megatron_patches.model import HeadRankModel
+from megatron_patches.parallel_scores import gather_from_all
+from megatron_patches.shape import ModelShape
+from megatron_patches.training.assembly import (
+    build_optimizer,
+    build_policy,
+    data_parallel_rank,
+    is_first_tensor_rank,
+    saving_report,
+    wrap_model,
+)
+from megatron_patches.training.batches import Batch, length_multiple, training_batches
+from megatron_patches.training.config import TrainingConfig
+from megatron_patches.training.config_checks import require_place
+from megatron_patches.training.held_out import held_out_samples, score_sample
+from megatron_patches.training.loop import Progress, Run
+from megatron_patches.training.reference import ReferenceScores, needed_contexts, reference_key
+from megatron_patches.training.training_log import MetricsWriter
+
+logger = logging.getLogger(__name__)
+
+REFERENCE_FILE, TOKENS_FOLDER = "reference_scores.jsonl", "token_cache"
+
+
+def resolve_model(config: TrainingConfig) -> TrainingConfig:
+    """Replace 'embedded' or a hub name by the local directory of the model, fetched on first use."""
+    if config.model == "embedded":
+        from data_tools.sources.embedded import embedded_model_directory
+
+        return dataclasses.replace(config, model=str(embedded_model_directory()))
+    load_config(config.model)  # a missing model is one clear line
+    return dataclasses.replace(config, model=str(local_directory(config.model)))
+
+
+def load_heads(config: TrainingConfig, shape: ModelShape) -> HeadSet:
+    """The core heads, or every head with the prompt of heads.json for the ablation; --headrank-document-layout changes that prompt."""
+    assert config.heads is not None
+    heads = HeadSet.load(config.heads)
+    if config.document_layout is not None:
+        prompt = PromptTemplate.from_dict(heads.prompt.to_dict() | {"document_layout": config.document_layout})
+        heads = dataclasses.replace(heads, prompt=prompt)
+    if not config.all_heads:
+        return heads
+    return HeadSet.all_heads(shape.layers, shape.heads, model=heads.model, prompt=heads.prompt)
+
+
+def open_training_set(
+    config: TrainingConfig, shape: ModelShape, heads: HeadSet, directory: str, position_span: int | None = None
+) -> TrainingSet:
+    """The samples of a directory, tokenised for this model with the prompt the heads were selected with. Collective.
+
+    The tokens are kept in the directory or, where a rank finds that it cannot be written, below --save for all ranks.
+    """
+    encoder = PromptEncoder(_tokenizer(config), heads.prompt, config.seq_length or shape.max_positions)
+    opened = partial(
+        TrainingSet,
+        directory,
+        encoder,
+        config.pairs_per_context,
+        config.seed,
+        config.permutations,
+        epoch=config.epoch_unit,
+        with_retriever_order=config.with_retriever_order,
+        position_span=position_span,
+    )
+    try:
+        return _on_every_rank(opened)
+    except UnwritableCache as refusal:
+        if config.save is None:
+            raise InputError(f"{refusal}, or give --save for a cache below it") from refusal
+        place = Path(config.save) / TOKENS_FOLDER
+        logger.info("%s; until then tokens are kept in %s", refusal, place)
+        return _on_every_rank(partial(opened, cache_directory=place))
+
+
+def _on_every_rank(opened: Callable[[], TrainingSet]) -> TrainingSet:
+    """Open a training set; where one rank cannot write its cache, all raise alike."""
+    data, refusal = None, None
+    try:
+        data = opened()
+    except UnwritableCache as error:
+        refusal = str(error)
+    refusals = [said for said in gather_from_all(refusal) if said is not None]
+    if data is None or refusals:
+        raise UnwritableCache(refusals[0])
+    return data
+
+
+def _tokenizer(config: TrainingConfig) -> Any:
+    """The tokenizer of --tokenizer-model or of the model; transformers makes an empty one where files are missing."""
+    flag, directory = ("--headrank-model", config.model) if config.tokenizer is None else ("--tokenizer-model", config.tokenizer)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory)
+    except Exception as error:
+        raise InputError(
+            f"{flag} {directory}: no tokenizer that can be loaded ({first_line(error)}); give a directory with tokenizer.json"
+        ) from error
+    if not tokenizer("relevant", add_special_tokens=False)["input_ids"]:
+        raise InputError(f"{flag} {directory}: the tokenizer knows no words; is tokenizer.json missing?")
+    return tokenizer
+
+
+def prepare_run(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> tuple[Run, Iterator[Batch]]:
+    """Build or resume a run; afterwards only the loop is left."""
+    config = resolve_start(config)
+    data = open_training_set(config, shape, heads, config.train_data, config.position_span)
+    held_out = _held_out(config, shape, heads, data)
+    config = config.with_length(len(data))
+    _announce(config, shape, heads, data, len(held_out))
+    checkpoints = RunCheckpoints(config, heads)
+    policy = build_policy(config, shape, heads)
+    reference = _reference(config, heads, data, policy, is_resuming=checkpoints.resume_iteration is not None)
+    model = wrap_model(config, policy)
+    optimizer, scheduler = build_optimizer(config, model)
+    progress = Progress(**checkpoints.load(model, optimizer, scheduler))
+    is_writer = torch.distributed.get_rank() == 0
+    run = Run(
+        config=config,
+        heads=heads,
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        held_out=held_out,
+        checkpoints=checkpoints,
+        metrics=MetricsWriter(config, progress.iteration, is_writer),
+        progress=progress,
+    )
+    batches = training_batches(
+        data,
+        reference,
+        start=progress.consumed_samples,
+        rank=data_parallel_rank(),
+        world_size=config.data_parallel,
+        micro_batch_size=config.micro_batch_size,
+        device=device.device(),
+        multiple_of=length_multiple(policy.config),
+    )
+    return run, batches
+
+
+def _held_out(config: TrainingConfig, shape: ModelShape, heads: HeadSet, data: TrainingSet) -> list[Sample]:
+    """The held-out contexts; a query that is also trained on is refused."""
+    if config.valid_data is None:
+        return []
+    held_out = open_training_set(config, shape, heads, config.valid_data)
+    trained = {data.cache.names_of(context)[1] for context in range(data.num_contexts)}
+    samples = held_out_samples(held_out, config.eval_iters)
+    shared = next((sample.query_id for sample in samples if sample.query_id in trained), None)
+    if shared is not None:
+        raise InputError(
+            f"{config.valid_data}: query {shared!r} is also in {config.train_data}; hold it out with 'headrank pairs --hold-out'"
+        )
+    return samples
+
+
+def _announce(config: TrainingConfig, shape: ModelShape, heads: HeadSet, data: TrainingSet, num_held_out: int) -> None:
+    """The resolved configuration, once."""
+    logger.info("configuration:")
+    for name, value in sorted(config.to_dict().items()):
+        logger.info("  %s %s", f"{name} ".ljust(30, "."), json.dumps(value))
+    names = " ".join(head_name(head) for head in heads.heads[:16]) + (" ..." if len(heads.heads) > 16 else "")
+    logger.info("core heads (%d): %s", len(heads.heads), names)
+    logger.info(
+        "data: %d pairs in %d contexts, %d samples an epoch (%s), %d held-out contexts; %d iterations of %d",
+        data.num_pairs,
+        data.num_contexts,
+        len(data),
+        config.epoch_unit,
+        num_held_out,
+        config.train_iters,
+        config.global_batch_size,
+    )
+    if not config.full_depth:
+        logger.info("%s", saving_report(shape, heads.l_max))
+
+
+def _reference(
+    config: TrainingConfig, heads: HeadSet, data: TrainingSet, policy: HeadRankModel, *, is_resuming: bool
+) -> ReferenceScores | None:
+    """Load the start weights into ``policy`` and complete the reference cache with them, before anything is trained.
+
+    On resume nothing is loaded when the cache is complete; the checkpoint's weights come later, over the start weights.
+    """
+    if not config.loss.needs_reference:
+        if not is_resuming:
+            load_start_weights(config, policy)
+        return None
+    path = config.reference_cache or (None if config.save is None else str(Path(config.save) / REFERENCE_FILE))
+    start = config.model if config.pretrained_checkpoint is None else str(checkpoint_directory(config.pretrained_checkpoint))
+    key = reference_key(start, heads, data, "bf16" if config.bf16 else "fp32")
+    reference = ReferenceScores(path, key)
+    reference.share(gather_from_all)
+    assert config.train_iters is not None
+    needed = list(needed_contexts(data, config.train_iters * config.global_batch_size))
+    missing = [(context, order) for context, order in needed if (data.cache.names_of(context)[0], order) not in reference]
+    if missing or not is_resuming:
+        load_start_weights(config, policy)
+    if missing:
+        if path is not None and Path(path).is_file():  # a new one was tried before the data were read
+            require_place("--headrank-reference-cache", path)
+        logger.info("reference scores: computing %d of %d contexts", len(missing), len(needed))
+        reference.compute(
+            (data.whole_context(context, order) for context, order in missing),
+            partial(score_sample, policy, heads=heads, device=device.device()),
+            total=len(missing),
+            rank=data_parallel_rank(),
+            world_size=config.data_parallel,
+            is_writer=is_first_tensor_rank(),
+            barrier=torch.distributed.barrier,
+            gather=gather_from_all,
+        )
+    return reference
