@@ -13,8 +13,8 @@ import pretrain_headrank
 from headrank.errors import InputError
 from headrank.method.heads import HeadSet
 from megatron_patches import device
-from megatron_patches.training import run_setup
 from megatron_patches.shape import ModelShape
+from megatron_patches.training import run_setup
 from megatron_patches.training.arguments import parse_arguments
 from megatron_patches.training.config import config_from
 from tests.toy_training import ToyJob, make_toy_job
