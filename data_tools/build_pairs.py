@@ -16,9 +16,9 @@ import numpy as np
 
 from data_tools.contexts import CONTEXTS_FILE, PAIRS_FILE, SUMMARY_FILE, Context, ContextDocument, Pair
 from data_tools.pairs import adjacent_pairs, cap_pairs, known_grades, random_pairs, sample_sublists
-from data_tools.seeds import generator
 from headrank.errors import InputError
 from headrank.formats import Collection, Run, atomic_write
+from headrank.seeds import generator
 
 logger = logging.getLogger(__name__)
 

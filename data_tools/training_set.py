@@ -21,10 +21,10 @@ import numpy as np
 
 from data_tools.epoch_order import EpochOrder
 from data_tools.position_gaps import spread
-from data_tools.seeds import generator, stable_hash
 from data_tools.token_cache import open_cache
 from headrank.errors import InputError
 from headrank.method.spans import EncodedContext, PromptEncoder
+from headrank.seeds import generator, stable_hash
 
 EPOCHS = ("pairs", "contexts")
 
