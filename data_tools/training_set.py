@@ -41,7 +41,7 @@ class Sample:
     retrieval_ranks: np.ndarray  # int64 [N], from 1, within this list
     grades: np.ndarray  # int64 [N], -1 = unjudged
     pairs: np.ndarray  # int64 [P, 2], (chosen, rejected) prompt positions
-    teacher: np.ndarray | None = None  # float32 [N], a teacher's raw scores, NaN where it gave none; None: no teacher at all
+    teacher: np.ndarray | None = None  # float32 [N], a teacher's scores, NaN where it gave none; None without a teacher
 
 
 class TrainingSet:

@@ -15,7 +15,7 @@ from megatron_patches.training.reference import ReferenceScores
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch. ``samples`` keep ids for messages; ranks, pairs, references and teachers are per context, as lists differ in length."""
+    """One micro-batch. ``samples`` keep ids for messages; ranks, pairs and references are per context, as lists differ in length."""
 
     samples: tuple[Sample, ...]
     input_ids_BS: torch.Tensor
@@ -23,7 +23,7 @@ class Batch:
     ranks: tuple[torch.Tensor, ...]  # [N] each
     pairs: tuple[torch.Tensor, ...]  # [P, 2] each
     references: tuple[torch.Tensor | None, ...]  # [N] each
-    teachers: tuple[torch.Tensor | None, ...] = ()  # [N] each, a teacher's raw scores, NaN where it gave none
+    teachers: tuple[torch.Tensor | None, ...]  # [N] each, NaN where the teacher gave no score
 
 
 def length_multiple(config: TransformerConfig) -> int:
@@ -42,8 +42,8 @@ def make_batch(samples: tuple[Sample, ...], reference: ReferenceScores | None, d
         layout=layout,
         ranks=tuple(torch.from_numpy(sample.retrieval_ranks).to(device) for sample in samples),
         pairs=tuple(torch.from_numpy(sample.pairs).to(device) for sample in samples),
-        references=tuple(None if reference is None else torch.from_numpy(reference.of(sample)).to(device) for sample in samples),
         teachers=tuple(None if sample.teacher is None else torch.from_numpy(sample.teacher).to(device) for sample in samples),
+        references=tuple(None if reference is None else torch.from_numpy(reference.of(sample)).to(device) for sample in samples),
     )
 
 
