@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import tempfile
@@ -27,7 +28,7 @@ from headrank.method.spans import EncodedContext, PromptEncoder
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1  # raise when the layout of the files changes
+FORMAT = 2  # raise when the layout of the files changes
 _PROMPTS_PER_CALL = 32  # offsets of a hundred documents are large Python lists: few prompts at a time
 _ARRAYS = {
     "tokens": np.int32,  # all rows one after another
@@ -35,6 +36,7 @@ _ARRAYS = {
     "spans": np.int32,  # [documents of all rows, 2], in prompt order
     "orders": np.int32,  # list index of the document at each prompt position, like spans
     "grades": np.int32,  # [documents of all contexts], list order, -1 unjudged
+    "teacher": np.float32,  # like grades: a teacher's raw scores, NaN where there is none
     "documents": np.int64,  # [C + 1] first document of each context
     "pairs": np.int32,  # [M, 2] (chosen, rejected) list indices
     "pair_starts": np.int64,  # [C + 1] first pair of each context
@@ -56,6 +58,7 @@ def context_bytes(num_tokens: float, num_documents: float, num_pairs: float, nam
         "spans": num_orders * num_documents,
         "orders": num_orders * num_documents,
         "grades": num_documents,
+        "teacher": num_documents,
         "documents": 1,
         "pairs": num_pairs,
         "pair_starts": 1,
@@ -73,6 +76,7 @@ class TokenCache:
     spans: np.ndarray
     orders: np.ndarray
     grades: np.ndarray
+    teacher: np.ndarray
     documents: np.ndarray
     pairs: np.ndarray
     pair_starts: np.ndarray
@@ -115,6 +119,11 @@ class TokenCache:
         """Grades [N] in list order, -1 where unjudged."""
         first, stop = map(int, self.documents[context : context + 2])
         return np.array(self.grades[first:stop])
+
+    def teacher_of(self, context: int) -> np.ndarray:
+        """A teacher's raw scores float32 [N] in list order, NaN where it gave none."""
+        first, stop = map(int, self.documents[context : context + 2])
+        return np.array(self.teacher[first:stop])
 
     def pairs_of(self, context: int) -> np.ndarray:
         """Pairs [M, 2] of (chosen, rejected) list indices."""
@@ -240,6 +249,8 @@ def _write_rows(directory: Path, encoder: PromptEncoder, permutations: Sequence[
                 _write(writers, "orders", order)
                 tokens += one.length
             _write(writers, "grades", [-1 if document.grade is None else document.grade for document in context.documents])
+            scores = [document.teacher_score for document in context.documents]
+            _write(writers, "teacher", [math.nan if score is None else score for score in scores])
             _write(writers, "pairs", chosen)
             context_name, query_name = context.context_id.encode(), context.query_id.encode()
             writers["names"].write(context_name + query_name)
