@@ -17,6 +17,7 @@ import torch
 
 from headrank.errors import InputError
 from headrank.method.heads import HeadSet, head_name
+from headrank.method.ordering import prompt_positions, reranking_order
 from headrank.method.prompt import PromptTemplate
 from headrank.method.scores import core_head_scores, scores_per_head
 from headrank.method.spans import EncodedContext
@@ -144,19 +145,18 @@ class HeadRankReranker:
         if empty.any():
             _log.warning("query %r: %d empty documents are ranked last", query, int(empty.sum()))
             scores[empty] = (scores[~empty].min() if (~empty).any() else 0.0) - 1.0
-        return ListScores(scores, context.length, context.is_shortened)
+        return ListScores(scores, context.length, context.is_shortened, tuple(prompt_positions(order)))
 
     def scores(self, query: str, documents: Sequence[DocumentLike]) -> DetailedScores:
         """Per-document, per-head and per-token numbers of one list, for analyses and the token viewer."""
         pairs = titles_and_texts(documents)
-        order = _prompt_order(self.reader.encoder.template, pairs)
+        order = reranking_order(self.reader.encoder.template, pairs)
         context = self.reader.encoder.encode(query, [pairs[rank] for rank in order], keep_text=True)
         capture = self.reader.read([context], self.by_layer)
         per_head = scores_per_head(*self._core_rows(capture), capture.layout)
         values_KS, kept_S, per_head_KN = (tensor_B[0].cpu().numpy() for tensor_B in per_head)
         finished = self._finish(query, context, order, per_head_KN.sum(0))
-        position = {rank: place for place, rank in enumerate(order)}
-        places = [position[rank] for rank in range(len(pairs))]
+        places = [place - 1 for place in finished.positions]
         spans = [context.document_spans[place] for place in places]
         tokens = tuple(
             TokenScores(context.document_texts[place], context.token_offsets[place], values_KS[:, first:last], kept_S[first:last])
@@ -184,7 +184,7 @@ def shared_scores(
         raise InputError(f"batch_size {size} must be at least 1")
     if not pairs:
         return []
-    orders = [_prompt_order(reader.encoder.template, documents) for _, documents in pairs]
+    orders = [reranking_order(reader.encoder.template, documents) for _, documents in pairs]
     contexts = reader.encoder.encode_many(
         [(query, [documents[rank] for rank in order]) for (query, documents), order in zip(pairs, orders, strict=True)]
     )
@@ -199,13 +199,6 @@ def shared_scores(
             for row, index in enumerate(chosen):
                 results[index].append(ranker._finish(pairs[index][0], contexts[index], orders[index], scores_BN[row]))
     return results
-
-
-def _prompt_order(template: PromptTemplate, documents: Sequence[tuple[str, str]]) -> list[int]:
-    """Documents in the order of the prompt. Side by side they are sorted by text: no order of a list changes even a rounding."""
-    if template.is_parallel:
-        return sorted(range(len(documents)), key=lambda index: documents[index])
-    return template.prompt_order(len(documents))
 
 
 def _union(wanted: Sequence[Mapping[int, Sequence[int]]]) -> dict[int, list[int]]:
