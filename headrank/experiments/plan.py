@@ -87,7 +87,7 @@ def flags_of(settings: Settings, *, without: Collection[str] = ()) -> list[str]:
     """Settings as flags: --depth 20 --judged-only; false and null give none."""
     words: list[str] = []
     for name, value in settings.model_dump(mode="json", exclude_none=True).items():
-        if name in without or value is False or value == 0 and name == "sublists":
+        if name in without or value is False or (value == 0 and name == "sublists"):
             continue
         words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
     return words

@@ -17,8 +17,10 @@ from pathlib import Path
 
 from headrank.errors import InputError
 from headrank.experiments import machine
-from headrank.experiments.phases import STAMPS, Call, Command, Phase
+from headrank.experiments.phases import Call, Command, Phase
 
+# What makes a process a member of a group. LOCAL_RANK stays: it says which GPU the process has.
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 SECONDS_BETWEEN_SIGNALS = 2.0  # a training that is still loading ignores the first one
 
 
@@ -65,7 +67,8 @@ def start(phase: Phase, output: Path, jobs: int, lock: int) -> RunningPhase:
     log.parent.mkdir(parents=True, exist_ok=True)
     action = phase.action
     processes = action.processes if isinstance(action, Command) else 1
-    environment = {**os.environ, **machine.environment(jobs, processes), **(action.environment if isinstance(action, Command) else {})}
+    inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
+    environment = {**inherited, **machine.environment(jobs, processes), **(action.environment if isinstance(action, Command) else {})}
     root = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     words = action.words if isinstance(action, Command) else (sys.executable, "-m", "headrank.experiments.worker")
@@ -104,9 +107,8 @@ def log_path(output: Path, phase: Phase) -> Path:
 
 
 @contextlib.contextmanager
-def only_runner(output: Path) -> Iterator[int]:
-    """Hold the study's lock and yield its descriptor; a study that somebody else is running is an InputError."""
-    path = output / STAMPS / "lock"
+def only_runner(path: Path) -> Iterator[int]:
+    """Hold a lock file and yield its descriptor; work that somebody else is doing is an InputError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -115,7 +117,7 @@ def only_runner(output: Path) -> Iterator[int]:
         except BlockingIOError:
             holder = os.read(descriptor, 100).decode("ascii", "replace").strip()
             raise InputError(
-                f"{output}: is being worked on by process {holder} or a phase that it started; wait for it, or end it first"
+                f"{path.parent.parent}: process {holder}, or a phase that it started, is at work here; wait for it, or end it first"
             ) from None
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())

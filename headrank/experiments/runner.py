@@ -15,7 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from headrank.experiments.phases import Phase, check_plan, require_inputs
+from headrank.artifacts import Artifact
+from headrank.experiments.phases import STAMPS, Phase, check_plan, require_inputs
 from headrank.experiments.processes import RunningPhase, only_runner, start
 
 SECONDS_BETWEEN_LOOKS = 0.1
@@ -52,20 +53,22 @@ class Display(Protocol):
 class Runner:
     """One run over a plan. ``jobs`` phases are at work at a time."""
 
-    def __init__(self, phases: Sequence[Phase], output: Path, display: Display, *, jobs: int = 1) -> None:
-        """Take all phases of the study; those to do are named in ``run``."""
+    def __init__(self, phases: Sequence[Phase], output: Path, display: Display, *, jobs: int = 1, lock: Path | None = None) -> None:
+        """Take all phases of the study; those to do are named in ``run``. ``lock`` is another lock than the study's own."""
         check_plan(phases)
         self.phases, self.output, self.display, self.jobs = list(phases), output, display, jobs
+        self.lock = lock or output / STAMPS / "study.lock"
         self.states: dict[str, str] = {}
         self._running: list[RunningPhase] = []
         self._stops = 0
         self._failures: list[int] = []
+        self._begun: dict[str, list[Artifact]] = {}  # phase -> what it makes (again)
 
     def run(self, chosen: Sequence[Phase]) -> int:
         """Do the chosen phases; 0 all done, 3 stopped and saved, 2 a phase has bad input, 1 a phase failed."""
         require_inputs(chosen, self.phases)
         self.states = {phase.name: WAITING for phase in chosen}
-        with only_runner(self.output) as lock, self._told_of_signals():
+        with only_runner(self.lock) as lock, self._told_of_signals():
             self.display.begin(chosen, self.states)
             try:
                 self._loop(list(chosen), lock)
@@ -105,7 +108,8 @@ class Runner:
                 self.states[phase.name] = VALID
                 self.display.skipped(phase)
             else:
-                for artifact in phase.artifacts:
+                self._begun[phase.name] = [artifact for artifact in phase.artifacts if artifact.why_stale() is not None]
+                for artifact in self._begun[phase.name]:
                     artifact.begin()
                 self.states[phase.name] = RUNNING
                 self._running.append(start(phase, self.output, self.jobs, lock))
@@ -116,7 +120,7 @@ class Runner:
         """A process ended: its artefacts are complete, or kept to be continued."""
         code, phase = running.process.returncode, running.phase
         is_complete = code == 0 and all(artifact.exists for artifact in phase.artifacts)
-        for artifact in phase.artifacts:
+        for artifact in self._begun.pop(phase.name):
             artifact.end(running.seconds, is_complete=is_complete)
         if is_complete:
             state = DONE

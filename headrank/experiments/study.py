@@ -11,9 +11,9 @@ import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from headrank.commands.select_heads import POLICIES
@@ -76,24 +76,24 @@ class Pairs(Settings):
     judged_only: bool = False
     random_pairs: bool = False
     max_pairs_per_query: PositiveInt | None = None
-    sublists: int = Field(0, ge=0)
+    sublists: NonNegativeInt = 0
     sublist_size: int | str | None = None  # M, or M-N for a length drawn per sub-list
     keep_full_list: bool = False
-    seed: int = Field(0, ge=0)
+    seed: NonNegativeInt = 0
 
 
 class Heads(Settings):
     """Head selection on the model before training: the flags of `headrank select-heads`."""
 
-    methods: list[str] = Field(["entropy"], min_length=1)  # the first is what training uses
+    methods: Annotated[list[str], Field(min_length=1)] = ["entropy"]  # the first is what training uses
     file: Path | None = None  # a heads.json to train instead of selecting one
     collections: list[Path] | Literal["pairs"] | None = None  # default: the training collections; 'pairs': the training lists
     queries: Path | None = None  # query ids to select on; default: the training queries
     queries_per_topic: PositiveInt | None = None  # of them so many per topic, the second column of that file
     depth: PositiveInt = 40
-    permutations: int = Field(0, ge=0)
+    permutations: NonNegativeInt = 0
     retriever_order: bool = True  # false: the random orders only
-    prune: float = Field(0.0, ge=0, lt=1)
+    prune: Annotated[float, Field(ge=0, lt=1)] = 0.0
     top_k: PositiveInt | None = None
     temperature: PositiveFloat | None = None
     entropy_weight: float | None = None
@@ -121,14 +121,14 @@ class Training(Settings):
     tensor_parallel: PositiveInt = 1
     micro_batch_size: PositiveInt = 1
     global_batch_size: PositiveInt | None = None
-    seed: int = Field(1234, ge=0)
+    seed: NonNegativeInt = 1234
     lr: PositiveFloat = 1e-4
     clip_grad: PositiveFloat = 5.0  # the paper's
     epochs: PositiveFloat = 1.0
     epoch_unit: Literal["contexts", "pairs"] = "contexts"  # 'pairs' is the paper's epoch: every pair once
     iterations: PositiveInt | None = None  # instead of epochs
     pairs_per_context: PositiveInt = 16  # 1 is the paper's pair by pair
-    permutations: int = Field(0, ge=0, le=100)
+    permutations: Annotated[int, Field(ge=0, le=100)] = 0
     layout: str | None = None  # document layout; default: that of the heads' prompt
     all_heads: bool = False
     eval_interval: PositiveInt = 10  # with held-out queries
@@ -149,7 +149,9 @@ class Training(Settings):
         from megatron_patches.training.arguments import build_parser
 
         known = [option.removeprefix("--") for action in build_parser()._actions for option in action.option_strings]
-        typed = {"headrank-" + name.replace("_", "-") for name in ("all_heads", "epochs", "epoch_unit", "pairs_per_context", "permutations")}
+        typed = {
+            "headrank-" + name.replace("_", "-") for name in ("all_heads", "epochs", "epoch_unit", "pairs_per_context", "permutations")
+        }
         for name in flags:
             if name in typed | {"lr", "seed", "clip-grad", "train-iters", "global-batch-size", "micro-batch-size", "save"}:
                 raise PydanticCustomError("flag", f"'{name}' has a setting of its own in 'training'", {"key": name})
@@ -252,7 +254,7 @@ class Measure(Settings):
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     device: str | None = None
     batch_size: PositiveInt = 1
-    shuffle_seed: int = Field(0, ge=0)
+    shuffle_seed: NonNegativeInt = 0
     share_forward: bool = True  # attention methods of one model are read off one forward: no seconds of each method
 
     @field_validator("orders")
