@@ -23,6 +23,7 @@ from headrank.method.spans import EncodedContext, PromptEncoder
 from headrank.model_config import first_line, load_config, text_config, truncate_config
 from headrank.placement import place
 from headrank.reranking.capture import Capture, ExitEarly, register
+from headrank.reranking.model_sources import resolve_model
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class AttentionReader:
         max_length: int | None = None,
     ) -> AttentionReader:
         """Load a directory or hub name; with ``last_layer`` the layers above it are not even read from the file."""
+        model = resolve_model(model)
         device, dtype = place(device, dtype)
         config = load_config(model)
         text = text_config(config)
