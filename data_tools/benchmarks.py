@@ -12,8 +12,8 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data_tools.published import PublishedNumber, published_numbers
 from headrank.errors import InputError
+from headrank.evaluation.published import PublishedNumber, published_numbers
 
 _OWN_LICENCE = "see the source's own terms; BEIR grants none"
 _WIKIPEDIA_LICENCE = "texts of Wikipedia (CC BY-SA); see the source's own terms"

@@ -79,6 +79,26 @@ def find_method(name: str) -> Method:
         raise InputError(f"method {name!r} is not one of {', '.join(METHODS)}") from None
 
 
+def method_name(method: str) -> str:
+    """The name for people: 'core' is CoRe, 'headrank+reselected' is HeadRank (reselected); unknown names stay as they are."""
+    base, plus, variant = method.partition("+")
+    name = METHODS[base].title if base in METHODS else base
+    return f"{name} ({variant})" if plus else name
+
+
+def method_order(method: str) -> tuple[int, str]:
+    """Sort key that gives the paper's row order, variants after their method, unknown methods last."""
+    base = method.partition("+")[0]
+    known = list(METHODS)
+    return (known.index(base) if base in known else len(known), method)
+
+
+def method_kind(method: str) -> str:
+    """first-stage, generative or attention; a method that nobody registered counts as attention."""
+    known = METHODS.get(method.partition("+")[0])
+    return known.kind if known is not None else "attention"
+
+
 def build_ranker(method: str, model: str | Path | None, heads: HeadSet | str | Path | None = None, **options: Any) -> Ranker:
     """The ranker of a method on a model.
 

@@ -215,7 +215,7 @@ def format_table(counts: list[PairCounts]) -> str:
 
 
 def _compared_with_paper(counts: list[PairCounts]) -> str:
-    from data_tools.published import TRAINING_PAIRS, TRAINING_QUERIES
+    from headrank.evaluation.published import TRAINING_PAIRS, TRAINING_QUERIES
 
     queries = sum(count.queries - count.unjudged_queries for count in counts)
     pairs = sum(count.pairs for count in counts)
