@@ -34,7 +34,6 @@ class EncodedContext:
     document_spans: tuple[Span, ...]
     is_shortened: bool = False
     is_parallel: bool = False  # documents do not see each other, see headrank/method/parallel_layout.py
-    position_gaps: tuple[int, ...] = ()  # positions left empty after each document; only in training, see data_tools/position_gaps.py
     document_texts: tuple[str, ...] = ()  # as they stand in the prompt; only when asked for with keep_text
     token_offsets: tuple[np.ndarray, ...] = ()  # [tokens, 2] characters within its document text; only with keep_text
 
