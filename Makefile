@@ -23,7 +23,7 @@ export GOMP_SPINCOUNT ?= 0
 export TOKENIZERS_PARALLELISM ?= false
 export PATH := $(BIN):$(PATH)
 
-.PHONY: help setup setup-dev demo test test-unit test-distributed bench lint format system clean
+.PHONY: help setup setup-dev demo test test-unit test-distributed bench results-page lint format system clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | while IFS='|' read -r name text; do printf '  make %-18s %s\n' "$$name" "$$text"; done
@@ -47,6 +47,9 @@ test-distributed: $(DEV_STAMP) ## real gloo processes, tiny models
 
 bench: $(RUN_STAMP) ## contenders interleaved, ratios
 	'$(BIN)/python' -m benchmarks
+
+results-page: $(RUN_STAMP) ## write the tables of README.md and docs/results.md from results/
+	'$(BIN)/python' docs/results_tables.py
 
 lint: $(DEV_STAMP) ## ruff, mypy, shellcheck
 	'$(BIN)/ruff' check .

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from headrank.commands import options
-from headrank.commands.rerank_targets import Target, require_places, targets_of, template_of, write_targets
+from headrank.commands.rerank_targets import Target, require_places, targets_of, write_targets
 from headrank.errors import InputError
 from headrank.files import folder_key
 from headrank.method.prompt import PromptTemplate
@@ -104,7 +104,7 @@ def _score(rankers: Sequence[Any], batch: list[Request]) -> Iterator[dict[str, A
     seconds = (time.perf_counter() - started) / len(batch)
     for request, (result, *others) in zip(batch, results, strict=True):
         by_rank = sorted(range(len(request.candidates)), key=lambda place: request.candidates[place].rank)
-        positions = _positions(rankers[0], len(by_rank))
+        positions = result.positions or range(1, len(by_rank) + 1)
         yield (
             {
                 "query_id": request.query_id,
@@ -133,13 +133,6 @@ def _format_kept(result: Any) -> dict[str, Any]:
     if answers is None:
         return {}
     return {"windows": [[answer.num_recovered, len(answer.order), answer.is_strict] for answer in answers]}
-
-
-def _positions(ranker: Any, count: int) -> list[int]:
-    """The 1-based place in the prompt of each document as given; position bias is read off these, not off the ranks."""
-    template = template_of(ranker)
-    order = template.prompt_order(count) if template else list(range(count))
-    return [order.index(given) + 1 for given in range(count)]
 
 
 def _requests(args: argparse.Namespace) -> list[Request]:

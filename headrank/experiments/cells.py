@@ -162,16 +162,20 @@ class Cell:
 
 def read_cell(path: str | os.PathLike[str]) -> Cell:
     """Read one directory; metrics.json must name its method, benchmark and measures."""
-    metrics = read_json(Path(path) / METRICS)
+    return Cell(Path(path), require_cell(read_json(Path(path) / METRICS), str(Path(path) / METRICS)))
+
+
+def require_cell(metrics: object, where: str) -> Mapping[str, Any]:
+    """The metrics of a cell, or an InputError that begins with ``where`` and says what is wrong with them."""
     if not isinstance(metrics, dict) or not isinstance(metrics.get("measures"), dict) or not {"method", "benchmark"} <= metrics.keys():
-        raise InputError(f"{Path(path) / METRICS}: not the metrics of a cell; it needs 'method', 'benchmark' and 'measures'")
+        raise InputError(f"{where}: not the metrics of a cell; it needs 'method', 'benchmark' and 'measures'")
     if not metrics["measures"]:
-        raise InputError(f"{Path(path) / METRICS}: no measure in it; run 'headrank evaluate --write-metrics' again")
-    _require_numbers(Path(path) / METRICS, metrics)
-    return Cell(Path(path), metrics)
+        raise InputError(f"{where}: no measure in it; run 'headrank evaluate --write-metrics' again")
+    _require_numbers(where, metrics)
+    return metrics
 
 
-def _require_numbers(path: Path, metrics: Mapping[str, Any]) -> None:
+def _require_numbers(where: str, metrics: Mapping[str, Any]) -> None:
     """Refuse a value that is no number where tables and figures need one; facts may be absent."""
     facts = {name: metrics[name] for name in _NUMBERS if metrics.get(name) is not None}
     per_query = metrics.get("per_query") or {}
@@ -180,12 +184,16 @@ def _require_numbers(path: Path, metrics: Mapping[str, Any]) -> None:
         named = values if isinstance(values, dict) else {"per_query": values}
         for name, value in named.items():
             if not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise InputError(f"{path}: {name} is {value!r}, not a number; run 'headrank evaluate --write-metrics' again")
+                raise InputError(f"{where}: {name} is {value!r}, not a number; run 'headrank evaluate --write-metrics' again")
 
 
 def find_cells(folder: str | os.PathLike[str]) -> list[Cell]:
-    """All cells below a folder in a fixed order; none is an InputError."""
+    """All cells below a folder, or of an archive (cell_archive.py), in a fixed order; none is an InputError."""
+    from headrank.experiments.cell_archive import is_archive, read_archive  # which needs this module
+
     root = Path(folder)
+    if is_archive(root):
+        return sorted(with_short_models(read_archive(root)), key=cell_key)
     if not root.is_dir():
         raise InputError(f"{root}: no such folder of results; make one with 'headrank benchmark run --output {root}'")
     cells = [read_cell(path.parent) for path in sorted(root.rglob(METRICS))]
@@ -202,7 +210,7 @@ def with_short_models(cells: Sequence[Cell]) -> list[Cell]:
         name: next((end for end in ends[name] if sum(end in other for other in ends.values()) == 1), name) if "/" in name else name
         for name in full
     }
-    return [Cell(cell.path, {**cell.metrics, "model": short[cell.model]}) if cell.model else cell for cell in cells]
+    return [replace(cell, metrics={**cell.metrics, "model": short[cell.model]}) if cell.model else cell for cell in cells]
 
 
 def cell_key(cell: Cell) -> tuple:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,9 @@ import torch
 
 from headrank.errors import InputError
 from headrank.method.heads import HeadSet, head_name
+from headrank.method.ordering import prompt_positions, reranking_order
 from headrank.method.prompt import PromptTemplate
-from headrank.method.scores import calibrated_scores, kept_tokens, sum_over_documents
+from headrank.method.scores import core_head_scores, scores_per_head
 from headrank.method.spans import EncodedContext
 from headrank.model_config import model_size
 from headrank.reranking.capture import Capture
@@ -122,18 +122,17 @@ class HeadRankReranker:
 
     def _scores(self, capture: Capture) -> torch.Tensor:
         """scores_BN in prompt order: sum over core heads per token, then calibration, then sum over each document."""
-        layout = capture.layout
-        query_BS = self._head_sum(capture, capture.query_rows)
-        if not (self.calibrate and layout.has_calibration):
-            return sum_over_documents(query_BS, layout.document_of_token_BS, layout.num_documents)
-        calibration_BS = self._head_sum(capture, capture.calibration_rows)
-        return calibrated_scores(query_BS, calibration_BS, layout.document_of_token_BS, layout.num_documents)
+        query_rows, calibration_rows = self._core_rows(capture)
+        return core_head_scores(query_rows, calibration_rows, capture.layout)
 
-    def _head_sum(self, capture: Capture, rows: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """The core heads' rows added up; the capture may hold other heads too, read for other rankers."""
-        return reduce(
-            torch.add, (_chosen(rows[layer], capture.heads_by_layer[layer], heads).sum(1) for layer, heads in self.by_layer.items())
-        )
+    def _core_rows(self, capture: Capture) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
+        """The core heads' rows of both branches by layer; the capture may hold other heads too, read for other rankers."""
+
+        def chosen(rows: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
+            return [_chosen(rows[layer], capture.heads_by_layer[layer], heads) for layer, heads in self.by_layer.items()]
+
+        is_calibrated = self.calibrate and capture.layout.has_calibration
+        return chosen(capture.query_rows), chosen(capture.calibration_rows) if is_calibrated else None
 
     def _finish(self, query: str, context: EncodedContext, order: Sequence[int], row: np.ndarray) -> ListScores:
         """Back to the order given; check the numbers; an empty document goes last."""
@@ -146,18 +145,18 @@ class HeadRankReranker:
         if empty.any():
             _log.warning("query %r: %d empty documents are ranked last", query, int(empty.sum()))
             scores[empty] = (scores[~empty].min() if (~empty).any() else 0.0) - 1.0
-        return ListScores(scores, context.length, context.is_shortened)
+        return ListScores(scores, context.length, context.is_shortened, tuple(prompt_positions(order)))
 
     def scores(self, query: str, documents: Sequence[DocumentLike]) -> DetailedScores:
         """Per-document, per-head and per-token numbers of one list, for analyses and the token viewer."""
         pairs = titles_and_texts(documents)
-        order = _prompt_order(self.reader.encoder.template, pairs)
+        order = reranking_order(self.reader.encoder.template, pairs)
         context = self.reader.encoder.encode(query, [pairs[rank] for rank in order], keep_text=True)
         capture = self.reader.read([context], self.by_layer)
-        values_KS, kept_S, per_head_KN = self._per_head(capture)
+        per_head = scores_per_head(*self._core_rows(capture), capture.layout)
+        values_KS, kept_S, per_head_KN = (tensor_B[0].cpu().numpy() for tensor_B in per_head)
         finished = self._finish(query, context, order, per_head_KN.sum(0))
-        position = {rank: place for place, rank in enumerate(order)}
-        places = [position[rank] for rank in range(len(pairs))]
+        places = [place - 1 for place in finished.positions]
         spans = [context.document_spans[place] for place in places]
         tokens = tuple(
             TokenScores(context.document_texts[place], context.token_offsets[place], values_KS[:, first:last], kept_S[first:last])
@@ -165,17 +164,6 @@ class HeadRankReranker:
         )
         heads = tuple((layer, head) for layer, layer_heads in self.by_layer.items() for head in layer_heads)
         return DetailedScores(finished.scores, per_head_KN[:, places], heads, tokens, context.length, context.is_shortened)
-
-    def _per_head(self, capture: Capture) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Token values [K, S], keep-mask [S] of the head sum, and the resulting document scores per head [K, N]."""
-        layout = capture.layout
-        values_BKS = torch.cat([capture.query_rows[layer] for layer in self.by_layer], dim=1)
-        kept_BS = torch.ones_like(values_BKS[:, 0], dtype=torch.bool)
-        if self.calibrate and layout.has_calibration:
-            values_BKS = values_BKS - torch.cat([capture.calibration_rows[layer] for layer in self.by_layer], dim=1)
-            kept_BS = kept_tokens(values_BKS.sum(1), layout.document_of_token_BS, layout.num_documents)
-        per_head_BKN = sum_over_documents(values_BKS * kept_BS[:, None], layout.document_of_token_BS, layout.num_documents)
-        return values_BKS[0].cpu().numpy(), kept_BS[0].cpu().numpy(), per_head_BKN[0].cpu().numpy()
 
     def __repr__(self) -> str:
         names = ", ".join(head_name(head) for head in self.heads.heads[:8])
@@ -196,7 +184,7 @@ def shared_scores(
         raise InputError(f"batch_size {size} must be at least 1")
     if not pairs:
         return []
-    orders = [_prompt_order(reader.encoder.template, documents) for _, documents in pairs]
+    orders = [reranking_order(reader.encoder.template, documents) for _, documents in pairs]
     contexts = reader.encoder.encode_many(
         [(query, [documents[rank] for rank in order]) for (query, documents), order in zip(pairs, orders, strict=True)]
     )
@@ -211,13 +199,6 @@ def shared_scores(
             for row, index in enumerate(chosen):
                 results[index].append(ranker._finish(pairs[index][0], contexts[index], orders[index], scores_BN[row]))
     return results
-
-
-def _prompt_order(template: PromptTemplate, documents: Sequence[tuple[str, str]]) -> list[int]:
-    """Documents in the order of the prompt. Side by side they are sorted by text: no order of a list changes even a rounding."""
-    if template.is_parallel:
-        return sorted(range(len(documents)), key=lambda index: documents[index])
-    return template.prompt_order(len(documents))
 
 
 def _union(wanted: Sequence[Mapping[int, Sequence[int]]]) -> dict[int, list[int]]:
