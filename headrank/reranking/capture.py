@@ -17,6 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from headrank.errors import InputError
 from headrank.method.attention import BranchLayout, branched_context, mean_row_probabilities
+from headrank.method.log_mass import row_log_ratios, sees_opening
 
 IMPLEMENTATION = "headrank"
 
@@ -29,12 +30,15 @@ class ExitEarly(Exception):
 class Capture:
     """What one forward should read (heads per layer) and what it read: layer -> averaged rows [B, K, S].
 
-    ``last_layer`` stops the forward inside that layer; None runs to the end.
+    ``last_layer`` stops the forward inside that layer; None runs to the end. ``reads`` says what is wanted of the rows: masses, log
+    ratios [B, N, K, R], or both.
     """
 
     layout: BranchLayout
     heads_by_layer: Mapping[int, Sequence[int]]
     last_layer: int | None = None
+    reads: frozenset[str] = frozenset({"mass"})
+    log_ratios: dict[int, torch.Tensor] = field(default_factory=dict)
     query_rows: dict[int, torch.Tensor] = field(default_factory=dict)
     calibration_rows: dict[int, torch.Tensor] = field(default_factory=dict)
 
@@ -103,7 +107,11 @@ def headrank_attention(
     if isinstance(headrank, LateForward):
         return headrank.attend(layer, query, key, value, scale).transpose(1, 2), None
     heads = headrank.heads_by_layer.get(layer)
-    if heads is not None:
+    if heads is not None and "log-mass" in headrank.reads:
+        if not sees_opening(headrank.layout, sliding_window):
+            raise InputError("a sliding window of this model hides the opening from the query; log masses need shorter lists or passages")
+        headrank.log_ratios[layer] = row_log_ratios(query, key, headrank.layout, heads, scale, sliding_window)
+    if heads is not None and "mass" in headrank.reads:
         rows, calibration = mean_row_probabilities(query, key, headrank.layout, heads, scale, sliding_window)
         headrank.query_rows[layer] = rows
         if calibration is not None:

@@ -35,7 +35,7 @@ def bucket_of(length: int) -> int:
 class LateReader:
     """Computes and scores the late layout's keys and query vectors for one HeadSet on one AttentionReader."""
 
-    def __init__(self, reader: AttentionReader, heads: HeadSet) -> None:
+    def __init__(self, reader: AttentionReader, heads: HeadSet, tokens_per_batch: int | None = None) -> None:
         """``heads`` has a late prompt and a log-mass readout; the model must fit the prompt's positions."""
         readout = heads.readout
         assert readout is not None and heads.prompt.is_late, "checked by HeadSet"
@@ -52,7 +52,7 @@ class LateReader:
         self._heads = heads.by_layer()
         self._opening: dict[int, tuple[torch.Tensor, torch.Tensor]] | None = None
         self._opening_keys: torch.Tensor | None = None
-        self._most_tokens = _CPU_TOKENS if reader.device.type == "cpu" else _GPU_TOKENS
+        self._most_tokens = tokens_per_batch or (_CPU_TOKENS if reader.device.type == "cpu" else _GPU_TOKENS)
 
     def rows_of(self, bucket: int) -> int:
         """Rows of a batch in this bucket; the bucket alone decides, so that shapes are fixed."""
