@@ -61,6 +61,8 @@ class PromptEncoder:
 
     def encode_many(self, contexts: Sequence[tuple[str, Sequence[tuple[str, str]]]], *, keep_text: bool = False) -> list[EncodedContext]:
         """Encode many contexts with one tokenizer call for the prefixes and one for the branches."""
+        if self.template.is_late:
+            raise InputError("a late layout has no prompt of query and documents together; its encoder is LateEncoder")
         for query, documents in contexts:
             if not isinstance(query, str):
                 raise InputError(f"a query must be a string, found {type(query).__name__}: {shown(str(query))}")
