@@ -69,15 +69,6 @@ def prompt_changes(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in _PROMPT_SWITCHES if getattr(args, name, None) is not None}
 
 
-def resolve_model(name: str) -> str:
-    """A path or hub name that transformers can load; 'embedded' is fetched into the user's cache on first use."""
-    if name != "embedded":
-        return name
-    from data_tools.sources.embedded import embedded_model_directory
-
-    return str(embedded_model_directory())
-
-
 def positive_int(text: str) -> int:
     """argparse type: an integer of at least one."""
     try:

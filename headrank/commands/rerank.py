@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Rerank and write; returns the exit code."""
-    rerank(job_from(args), options.resolve_model)
+    rerank(job_from(args))
     return 0
 
 

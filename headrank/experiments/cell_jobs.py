@@ -88,16 +88,14 @@ class CellGroup:
         return Phase(f"cells/{first.folder.as_posix()}", Call(run_cells, (self,), text), tuple(artifacts), tuple(needs), tuple(external))
 
 
-def run_cells(group: CellGroup, do: Callable[[RerankJob, Callable[[str], str]], None] = rerank) -> None:
+def run_cells(group: CellGroup, do: Callable[[RerankJob], None] = rerank) -> None:
     """Rerank the cells whose stamp is not complete, and measure all of them."""
     pending = [cell for cell in group.cells if not ((stamp := group.ranking(cell).stamp) and stamp.is_complete)]
     if pending and pending[0].model is None:
         for cell in pending:
             _write_first_stage(cell, group.output / cell.folder)
     elif pending:
-        from headrank.commands.options import resolve_model
-
-        do(rerank_job(pending, group), resolve_model)
+        do(rerank_job(pending, group))
     for cell in group.cells:
         measure(cell, group)
 

@@ -12,7 +12,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,12 @@ from headrank.artifacts import content_digest, file_state, fingerprint
 from headrank.errors import InputError
 from headrank.formats import Collection, read_lines
 from headrank.method.prompt import PromptTemplate
+from headrank.reranking.model_sources import resolve_model
 from headrank.reranking.partial_results import PartialResults
 from headrank.reranking.rerank_outputs import Target, check_targets, require_places, write_targets
 from headrank.reranking.rerank_requests import Request, requests_from_collection, requests_from_file
 
 _log = logging.getLogger(__name__)
-ResolveModel = Callable[[str], str]  # a model's name to what can be loaded: a folder or a hub name
 _NO_INFLUENCE = ("targets", "restart", "batch_size", "command")  # fields that change no score
 
 
@@ -62,7 +62,7 @@ class RerankJob:
         return Collection.open(self.collection, queries=self.queries, corpus=self.corpus, run=self.run)
 
 
-def rerank(job: RerankJob, resolve_model: ResolveModel) -> None:
+def rerank(job: RerankJob) -> None:
     """Do the work and write the files of every target."""
     check_targets(job.targets)
     rank, world_size = _world()
@@ -76,7 +76,7 @@ def rerank(job: RerankJob, resolve_model: ResolveModel) -> None:
     if store.done:
         _log.info("%s: %d of %d queries were done before, going on", output, len(store.done), len(requests))
     started = time.perf_counter()
-    rankers = build_rankers(job, resolve_model) if pending or (rank == 0 and any(target.meta for target in job.targets)) else []
+    rankers = build_rankers(job) if pending or (rank == 0 and any(target.meta for target in job.targets)) else []
     loaded = time.perf_counter()
     bar = _progress(pending)
     with contextlib.closing(bar):  # an error has its line to itself
@@ -103,7 +103,7 @@ def _score(rankers: Sequence[Any], batch: list[Request]) -> Iterator[dict[str, A
     """One result line per query of a batch; the time of a batch is shared evenly."""
     started = time.perf_counter()
     lists = [(request.query, [{"title": d.title, "text": d.text} for d in request.documents]) for request in batch]
-    results = [[result] for result in rankers[0].score_lists(lists)] if len(rankers) == 1 else _shared_scores(rankers, lists)
+    results = [[result] for result in rankers[0].score_batch(lists)] if len(rankers) == 1 else _shared_scores(rankers, lists)
     seconds = (time.perf_counter() - started) / len(batch)
     for request, (result, *others) in zip(batch, results, strict=True):
         by_rank = sorted(range(len(request.candidates)), key=lambda place: request.candidates[place].rank)
@@ -160,10 +160,10 @@ def _batches(requests: Iterable[Request], size: int) -> Iterator[list[Request]]:
         yield batch
 
 
-def build_rankers(job: RerankJob, resolve_model: ResolveModel) -> list[Any]:
+def build_rankers(job: RerankJob) -> list[Any]:
     """The ranker of every target; several read one model, loaded as deep as the deepest of them needs."""
     if len(job.targets) == 1:
-        return [_build_ranker(job, job.targets[0], resolve_model)]
+        return [_build_ranker(job, job.targets[0])]
     from headrank.reranking.reader import AttentionReader
     from headrank.reranking.reranker import HeadRankReranker, choose_heads
 
@@ -187,7 +187,7 @@ def _difference(one: PromptTemplate, other: PromptTemplate) -> str:
     return f"{name} {getattr(one, name)!r} and {getattr(other, name)!r}"
 
 
-def _build_ranker(job: RerankJob, target: Target, resolve_model: ResolveModel) -> Any:
+def _build_ranker(job: RerankJob, target: Target) -> Any:
     """The method's ranker; heads and prompt switches reach every attention method alike. A first stage needs no model."""
     from headrank.methods import FirstStage, build_ranker, find_method
 

@@ -46,7 +46,7 @@ class FakeRerank:
         self.jobs: list[RerankJob] = []
         self.fails_on = fails_on
 
-    def __call__(self, job: RerankJob, resolve_model: Callable[[str], str]) -> None:
+    def __call__(self, job: RerankJob) -> None:
         self.jobs.append(job)
         for target in job.targets:
             if target.method == self.fails_on:
@@ -362,9 +362,9 @@ def test_a_shared_forward_is_one_rerank_for_all_attention_methods_of_a_model(
     words += ["--heads", f"core={heads}", f"core+again={heads}", "--depths", "4", "--orders", "retriever", "shuffled"]
     done: list[RerankJob] = []
 
-    def remember(job: RerankJob, resolve_model: Callable[[str], str]) -> None:
+    def remember(job: RerankJob) -> None:
         done.append(job)
-        rerank(job, resolve_model)
+        rerank(job)
 
     run_calls_here(monkeypatch, lambda call: call.function(*call.arguments, do=remember))
     shared, alone = tmp_path / "shared", tmp_path / "alone"

@@ -93,7 +93,7 @@ def test_a_switch_of_the_prompt_leaves_the_others_as_the_models_own_heads_have_t
 
 def share(model: Path, collection: Path, *targets: Target, **more: Any) -> None:
     """Several methods off one forward."""
-    rerank_job.rerank(RerankJob(str(model), targets, collection=str(collection), **more), str)
+    rerank_job.rerank(RerankJob(str(model), targets, collection=str(collection), **more))
 
 
 def test_icr_does_not_take_the_prompt_of_the_method_it_shares_a_forward_with(model: Path, collection: Path, tmp_path: Path) -> None:
