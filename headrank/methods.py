@@ -1,6 +1,6 @@
 """Every method of the paper's tables under one roof: a registry and one function that builds its ranker.
 
-A ranker is anything with ``score_lists(requests) -> list[ListScores]``: scores in the order the documents were given,
+A ranker is anything with ``score_batch(requests) -> list[ListScores]``: scores in the order the documents were given,
 higher is better. The attention methods are HeadRankReranker with another HeadSet; RankGPT writes its ranking; a
 first-stage ranker keeps the order of its run.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Ranker(Protocol):
     """What every method offers to commands and evaluations."""
 
-    def score_lists(self, requests: Sequence[tuple[str, Sequence[DocumentLike]]]) -> list[ListScores]:
+    def score_batch(self, requests: Sequence[tuple[str, Sequence[DocumentLike]]]) -> list[ListScores]:
         """The scores of each (query, documents) list in the order its documents were given."""
 
 
@@ -127,9 +127,7 @@ def _attention_ranker(method: Method, model: str | Path, heads: HeadSet | str | 
     from headrank.reranking.reranker import HeadRankReranker
 
     if method.name == "icr":
-        from headrank.selection.icr import all_heads
-
-        return HeadRankReranker.from_pretrained(model, all_heads(model, options.get("prompt")), **options)
+        return HeadRankReranker.from_pretrained(model, "all", **options)
     if heads is None and method.name != "headrank":
         raise InputError(
             f"method {method.name!r} needs heads: run 'headrank select-heads --method {method.selection} --output heads.json' "
@@ -141,7 +139,7 @@ def _attention_ranker(method: Method, model: str | Path, heads: HeadSet | str | 
 class FirstStage:
     """A first-stage ranker such as BM25 or ColBERTv2: the lists come in as its run and keep their order."""
 
-    def score_lists(self, requests: Sequence[tuple[str, Sequence[DocumentLike]]]) -> list[ListScores]:
+    def score_batch(self, requests: Sequence[tuple[str, Sequence[DocumentLike]]]) -> list[ListScores]:
         """Scores that fall with the position: N, N - 1, ..., 1."""
         import numpy as np
 

@@ -180,7 +180,7 @@ class RankGPT:
         """Success rates of everything ranked so far, with their definition."""
         return self._success.to_dict()
 
-    def score_lists(self, requests: Sequence[tuple[str, Sequence[DocumentLike]]]) -> list[ListScores]:
+    def score_batch(self, requests: Sequence[tuple[str, Sequence[DocumentLike]]]) -> list[ListScores]:
         """Scores N, N - 1, ..., 1 by final position, in the order the documents were given.
 
         The windows of a list follow each other; the lists go side by side, as many at once as the generator takes.
