@@ -64,9 +64,9 @@ def _group(name: str, key: str, order: str, rerankers: Sequence[Cell], cells: Se
     first: dict[tuple[str, str], Cell] = {}
     for cell in cells:
         if method_kind(cell.method) == "first-stage" and cell.benchmark in depths:
-            key = (cell.benchmark, cell.method)
-            if key not in first or cell.condition[0] == depths[cell.benchmark] != first[key].condition[0]:
-                first[key] = cell
+            row = (cell.benchmark, cell.method)
+            if row not in first or cell.condition[0] == depths[cell.benchmark] != first[row].condition[0]:
+                first[row] = cell
     chosen = {id(cell) for cell in (*rerankers, *first.values())}
     return CellGroup(
         name,

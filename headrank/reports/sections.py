@@ -34,7 +34,7 @@ def pareto_blocks(analyses: CellAnalyses, measure: str, stem: Path, condition: s
     if len(points) < 2:
         return []
     png, _ = draw_pareto(points, measure, beside(stem, "pareto"), levels)
-    caption = f"Latency against {measure} on {condition}, averaged over the benchmarks that every row has."
+    caption = f"Latency against {measure}, {condition}, averaged over the benchmarks that every row has."
     return [Picture(png, "Latency against effectiveness with the Pareto frontier.", caption)]
 
 
@@ -83,7 +83,7 @@ def _deviation_grid(analyses: CellAnalyses, deviations: Panels, condition: str) 
             average = [f"{mean(values.values()):.3f}" if len(values) == len(benchmarks) else ""] if has_average else []
             rows.append(GridRow((analyses.names[row], *texts, *average), panel))
     headers = ("Method", *(benchmarks if has_average else ["Std"]), *(["Average"] if has_average else []))
-    caption = f"Homogenisation on {condition}: normalised middle-zone standard deviation (higher is better)"
+    caption = f"Homogenisation, {condition}: normalised middle-zone standard deviation (higher is better)"
     return Grid(caption, headers, tuple(rows), group_header="Model" if has_average else "")
 
 
@@ -114,7 +114,7 @@ def _promotion_grid(analyses: CellAnalyses, promotions: dict[str, dict[str, Rate
             rates_shown = (f"{known[kind]:.1f}" if kind in known else "" for kind in ("relevant", "irrelevant"))
             rows.append(GridRow(("HeadRank (paper, eight datasets)", *rates_shown, f"{gap:+.1f}"), model, is_quoted=True))
     headers = ("Method", "Relevant (%)", "Irrelevant (%)", "Gap (points)")
-    return Grid(f"Promotion from the middle zone on {condition}", headers, tuple(rows), group_header="Model")
+    return Grid(f"Promotion from the middle zone, {condition}", headers, tuple(rows), group_header="Model")
 
 
 def _curve_blocks(analyses: CellAnalyses, stem: Path) -> list[Block]:

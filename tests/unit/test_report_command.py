@@ -395,7 +395,7 @@ def test_benchmarks_at_their_own_depths_share_the_papers_tables(tmp_path: Path, 
     assert "Candidates per query: 40 for fiqa, nq; 20 for 2wiki, hotpotqa." in ablation.read_text()
     page = (tmp_path / "matrix" / "report" / "report.md").read_text()
     assert "## Tables, each benchmark's own depth" in page and "## Tables, top" not in page
-    deviations = page[page.index("Homogenisation on each benchmark's own depth") :].splitlines()
+    deviations = page[page.index("Homogenisation, each benchmark's own depth") :].splitlines()
     assert deviations[2] == "| Model | Method | 2wiki | fiqa | hotpotqa | nq | Average |", "one average over the whole group"
 
 
