@@ -56,7 +56,7 @@ def hours(one: Plan) -> str:
 
 
 def paper() -> str:
-    """The three launchers as they are, with sixteen pairs a context, and the paper's text."""
+    """The three launchers as they are, with sixteen pairs per context, and the paper's text."""
     rows = []
     for model, size in PAPER_TP.items():
         for label, one in (
@@ -112,7 +112,7 @@ def nodes() -> str:
                 ideal = without_exchange(one).step.serial / one.step.serial
                 cells += [f"{batch / one.step.serial:,.0f}", f"{100 * ideal:.0f}%"]
             rows.append((*cells, gib(one.measured.lasting_bytes)))
-    header = ("model", "nodes", "DP", "contexts/s, batch 256", "of ideal", "contexts/s, batch 8 x DP", "of ideal", "lasting GiB a GPU")
+    header = ("model", "nodes", "DP", "contexts/s, batch 256", "of ideal", "contexts/s, batch 8 x DP", "of ideal", "lasting GiB per GPU")
     return markdown(header, rows)
 
 
@@ -132,7 +132,7 @@ def contexts() -> str:
         memory = (gib(one.measured.activation_bytes), gib(again.measured.activation_bytes))
         times = (f"{one.microbatch.serial:.3g}", f"{again.microbatch.serial:.3g}")
         rows.append((documents, f"{one.job.sequence_tokens:,}", *memory, f"{flops / 1e12:.1f}", f"{flops / linear:.2f}", *times))
-    header = ("documents", "tokens", "activations GiB", "recomputed", "TFLOP a GPU", "against linear", "s a context, serial", "recomputed")
+    header = ("documents", "tokens", "activations GiB", "recomputed", "TFLOP a GPU", "against linear", "s per context, serial", "recomputed")
     return markdown(header, rows)
 
 
