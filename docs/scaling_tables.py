@@ -132,7 +132,16 @@ def contexts() -> str:
         memory = (gib(one.measured.activation_bytes), gib(again.measured.activation_bytes))
         times = (f"{one.microbatch.serial:.3g}", f"{again.microbatch.serial:.3g}")
         rows.append((documents, f"{one.job.sequence_tokens:,}", *memory, f"{flops / 1e12:.1f}", f"{flops / linear:.2f}", *times))
-    header = ("documents", "tokens", "activations GiB", "recomputed", "TFLOP a GPU", "against linear", "s per context, serial", "recomputed")
+    header = (
+        "documents",
+        "tokens",
+        "activations GiB",
+        "recomputed",
+        "TFLOP a GPU",
+        "against linear",
+        "s per context, serial",
+        "recomputed",
+    )
     return markdown(header, rows)
 
 
