@@ -25,7 +25,7 @@ export GOMP_SPINCOUNT ?= 0
 export TOKENIZERS_PARALLELISM ?= false
 export PATH := $(BIN):$(PATH)
 
-.PHONY: help setup setup-dev demo test test-unit test-distributed test-gpu test-megatron-versions bench lint format system clean
+.PHONY: help setup setup-dev demo test test-unit test-distributed test-gpu test-megatron-versions bench results-page lint format system clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | while IFS='|' read -r name text; do printf '  make %-23s %s\n' "$$name" "$$text"; done
@@ -55,6 +55,9 @@ test-megatron-versions: $(DEV_STAMP) ## every supported release of Megatron-Core
 
 bench: $(RUN_STAMP) ## contenders interleaved, ratios
 	'$(BIN)/python' -m benchmarks
+
+results-page: $(RUN_STAMP) ## write the tables of README.md and docs/results.md from results/
+	'$(BIN)/python' docs/results_tables.py
 
 lint: $(DEV_STAMP) ## ruff, mypy, shellcheck
 	'$(BIN)/ruff' check .

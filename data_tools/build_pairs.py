@@ -7,7 +7,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Collection as Sized
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 
 from data_tools.contexts import CONTEXTS_FILE, PAIRS_FILE, SUMMARY_FILE, Context, ContextDocument, Pair
-from data_tools.pairs import adjacent_pairs, cap_pairs, known_grades, random_pairs, sample_sublists
-from data_tools.seeds import generator
+from data_tools.labels.grades import GradeSettings
+from data_tools.labels.sources import CollectionLabels, Label, labels_of
+from data_tools.pairs import SUBLISTS_BY, adjacent_pairs, cap_pairs, known_grades, random_pairs, sample_strata, sample_sublists
 from headrank.errors import InputError
-from headrank.formats import Collection, Run, atomic_write
+from headrank.formats import Candidate, Collection, Document, Run, atomic_write
+from headrank.seeds import generator
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,7 @@ class PairSettings:
     sublists: int = 0
     sublist_size: tuple[int, int] = (20, 20)  # smallest, largest
     keep_full_list: bool = False
+    sublists_by: str = "chance"  # "score": one passage from each stratum of the teacher's order
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -48,6 +51,8 @@ class PairSettings:
             raise InputError(f"--sublist-size {self.sublist_size[0]}: a pair needs at least two candidates")
         if self.sublist_size[0] > self.sublist_size[1]:
             raise InputError(f"--sublist-size {self.sublist_size[0]}-{self.sublist_size[1]}: the smallest comes first")
+        if self.sublists_by not in SUBLISTS_BY:
+            raise InputError(f"--sublists-by {self.sublists_by}: not one of {', '.join(SUBLISTS_BY)}")
         if self.max_pairs < 0 or self.sublists < 0:
             raise InputError("--max-pairs-per-query and --sublists cannot be negative")
         if self.sublists > MOST_SUBLISTS:
@@ -91,35 +96,43 @@ def build_pairs(
     *,
     hold_out: Sized[str] = (),
     only: Sized[str] | None = None,
+    label_runs: Sequence[Path] = (),
+    grades: GradeSettings | None = None,
 ) -> list[PairCounts]:
-    """Write the training files of the collections to ``output`` and return the counts, one entry a collection.
+    """Write the training files of the collections to ``output`` and return the counts, one entry per collection.
 
-    One collection at a time is in memory: its run, its judgements and the texts of its candidates. All files appear
+    One collection at a time is in memory: its run, its labels and the texts of its candidates. All files appear
     together at the end or not at all. Queries in ``hold_out`` are left out; with ``only`` all others
-    are. Only contexts that have a pair are written.
+    are. Only contexts that have a pair are written. ``label_runs`` are a teacher's, one per collection: ``grades`` says how its
+    scores become grades, and every document keeps its score.
     """
     _check_names(collections)
     counts, unseen = [], set(hold_out) | set(only or ())
+    provenance: list[dict[str, Any]] = []
     with contextlib.ExitStack() as files:
         # entered first = renamed last: the summary is the sign that contexts and pairs are complete
         summary = files.enter_context(atomic_write(output / SUMMARY_FILE))
         contexts = files.enter_context(atomic_write(output / CONTEXTS_FILE))
         pairs = files.enter_context(atomic_write(output / PAIRS_FILE))
-        for collection in collections:
+        for number, collection in enumerate(collections):
             count = PairCounts(collection.name)
+            labels = labels_of(collection, label_runs[number] if label_runs else None, grades or GradeSettings())
+            if (known := labels.provenance()) is not None:
+                provenance.append({"collection": collection.name, **known})
             run = collection.run()
             unseen -= run.keys()
             kept = {query_id: rows for query_id, rows in run.items() if query_id not in hold_out and (only is None or query_id in only)}
-            for context, chosen in _preferences(collection, kept, settings, count):
+            for context, chosen in _preferences(collection, kept, labels, settings, count):
                 contexts.write(json.dumps(context.to_dict(), ensure_ascii=False) + "\n")
                 pairs.writelines(json.dumps(pair.to_dict(), ensure_ascii=False) + "\n" for pair in _records(context, chosen))
             counts.append(count)
         if unseen:
             raise InputError(f"query id {min(unseen)!r} of the --hold-out or --only list is in none of the runs; correct the list")
         if not any(count.pairs for count in counts):
-            raise InputError("no pairs: no two judged candidates have adjacent grades; see --depth and --unjudged-as-zero")
+            raise InputError("no pairs: no two judged or labelled candidates have adjacent grades; see --depth and --unjudged-as-zero")
         (output / SUMMARY_FILE).unlink(missing_ok=True)  # an older one must not vouch for files of which only some are replaced
-        json.dump({"settings": asdict(settings), "collections": [count.to_dict() for count in counts]}, summary, indent=2)
+        described = {"settings": asdict(settings), "collections": [count.to_dict() for count in counts]}
+        json.dump({**described, "labels": provenance} if provenance else described, summary, indent=2)
         summary.write("\n")
     return counts
 
@@ -131,45 +144,62 @@ def _check_names(collections: Sequence[Collection]) -> None:
         raise InputError(f"two collections are called {twice!r}; rename one folder, the name becomes part of the context ids")
 
 
-def _preferences(collection: Collection, run: Run, settings: PairSettings, count: PairCounts) -> Iterator[tuple[Context, np.ndarray]]:
+def _preferences(
+    collection: Collection, run: Run, labels: CollectionLabels, settings: PairSettings, count: PairCounts
+) -> Iterator[tuple[Context, np.ndarray]]:
     """Yield each context that has pairs with its index pairs [M, 2]; count as it goes."""
-    queries, qrels = collection.queries(), collection.qrels()
+    queries = collection.queries()
     unknown = next((query_id for query_id in run if query_id not in queries), None)
     if unknown is not None:
         raise InputError(f"{collection.run_path}: query {unknown!r} is not in {collection.queries_path}; add its text or remove it")
-    judged_run = {query_id: rows[: settings.depth] for query_id, rows in run.items() if query_id in qrels}
-    count.queries, count.unjudged_queries = len(run), len(run) - len(judged_run)
-    texts = collection.documents({row.doc_id for rows in judged_run.values() for row in rows}) if judged_run else {}
-    for query_id, rows in judged_run.items():
-        grades = known_grades([qrels[query_id].get(row.doc_id) for row in rows], unjudged_as_zero=settings.unjudged_as_zero)
+    labelled_run = {query_id: rows[: settings.depth] for query_id, rows in run.items() if query_id in labels}
+    count.queries, count.unjudged_queries = len(run), len(run) - len(labelled_run)
+    texts = collection.documents({row.doc_id for rows in labelled_run.values() for row in rows}) if labelled_run else {}
+    for query_id, rows in labelled_run.items():
+        candidates = _candidates(rows, labels.of(query_id, [row.doc_id for row in rows]), texts, settings)
         count.documents += len(rows)
-        count.judged_documents += sum(row.doc_id in qrels[query_id] for row in rows)
-        if settings.judged_only:
-            rows = [row for row, grade in zip(rows, grades, strict=True) if grade is not None]
-            grades = [grade for grade in grades if grade is not None]
+        count.judged_documents += sum(is_judged for _, is_judged in candidates)
+        documents = [document for document, is_judged in candidates if is_judged or not settings.judged_only]
         found = False
-        for context_id, members in _lists(f"{collection.name}/{query_id}", grades, settings):
-            documents = tuple(
-                ContextDocument(rows[i].doc_id, texts[rows[i].doc_id].title, texts[rows[i].doc_id].text, rows[i].rank, grades[i])
-                for i in members
-            )
-            chosen = _choose([document.grade for document in documents], context_id, settings)
+        for context_id, members in _lists(f"{collection.name}/{query_id}", documents, settings):
+            listed = tuple(documents[i] for i in members)
+            chosen = _choose([document.grade for document in listed], context_id, settings)
             if not len(chosen):
                 continue
             found = True
             count.contexts += 1
-            count.steps.update((documents[high].grade, documents[low].grade) for high, low in chosen)
-            yield Context(context_id, query_id, queries[query_id], documents), chosen
+            count.steps.update((listed[high].grade, listed[low].grade) for high, low in chosen)
+            yield Context(context_id, query_id, queries[query_id], listed), chosen
         count.queries_without_pairs += not found
 
 
-def _lists(name: str, grades: list[int | None], settings: PairSettings) -> Iterator[tuple[str, Sequence[int]]]:
+def _candidates(
+    rows: Sequence[Candidate], labels: Sequence[Label], texts: Mapping[str, Document], settings: PairSettings
+) -> list[tuple[ContextDocument, bool]]:
+    """The candidates of one query as they stand in a context, and whether each is judged or labelled."""
+    grades = known_grades([label.grade for label in labels], unjudged_as_zero=settings.unjudged_as_zero)
+    return [
+        (
+            ContextDocument(
+                row.doc_id, texts[row.doc_id].title, texts[row.doc_id].text, row.rank, grade, label.teacher_score, label.grade_from
+            ),
+            label.grade is not None,
+        )
+        for row, label, grade in zip(rows, labels, grades, strict=True)
+    ]
+
+
+def _lists(name: str, documents: Sequence[ContextDocument], settings: PairSettings) -> Iterator[tuple[str, Sequence[int]]]:
     """The contexts of one query as (context id, indices into its candidates): the whole list, sub-lists, or both."""
     if not settings.sublists or settings.keep_full_list:
-        yield name, range(len(grades))
-    if settings.sublists and not (settings.keep_full_list and len(grades) <= settings.sublist_size[0]):
+        yield name, range(len(documents))
+    if settings.sublists and not (settings.keep_full_list and len(documents) <= settings.sublist_size[0]):
         rng = generator(settings.seed, "sublists", name)
-        for number, members in enumerate(sample_sublists(grades, settings.sublists, settings.sublist_size, rng)):
+        if settings.sublists_by == "score":
+            drawn = sample_strata([document.teacher_score for document in documents], settings.sublists, settings.sublist_size, rng)
+        else:
+            drawn = sample_sublists([document.grade for document in documents], settings.sublists, settings.sublist_size, rng)
+        for number, members in enumerate(drawn):
             yield f"{name}/sublist-{number}", members.tolist()
 
 

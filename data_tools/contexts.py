@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,23 @@ CONTEXTS_FILE, PAIRS_FILE, SUMMARY_FILE = "contexts.jsonl", "pairs.jsonl", "pair
 
 @dataclass(frozen=True, slots=True)
 class ContextDocument:
-    """A candidate in its context: ``rank`` is the retriever's, ``grade`` is None when nobody judged it."""
+    """A candidate in its context: ``rank`` is the retriever's, ``grade`` is None when nobody judged it.
+
+    With a teacher ``teacher_score`` is its raw score and ``grade_from`` says whose the grade is, 'teacher' or 'qrels'.
+    """
 
     doc_id: str
     title: str
     text: str
     rank: int
     grade: int | None
+    teacher_score: float | None = None
+    grade_from: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its object in contexts.jsonl; what only a teacher gives is left out where there is none."""
+        row = {name: getattr(self, name) for name in ("doc_id", "title", "text", "rank", "grade")}
+        return row | {name: value for name in ("teacher_score", "grade_from") if (value := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +46,7 @@ class Context:
 
     def to_dict(self) -> dict[str, Any]:
         """The object of one line of contexts.jsonl."""
-        documents = [{name: getattr(document, name) for name in ContextDocument.__slots__} for document in self.documents]
+        documents = [document.to_dict() for document in self.documents]
         return {"context_id": self.context_id, "query_id": self.query_id, "query": self.query, "documents": documents}
 
 
@@ -121,7 +132,19 @@ def _document(path: Path, number: int, row: object) -> ContextDocument:
         raise InputError(f"{path}:{number}: a document is {str(row)[:80]!r}, not an object")
     doc_id, title, text = (_string(path, number, row, key, may_be_empty=key != "doc_id") for key in ("doc_id", "title", "text"))
     grade = None if row.get("grade") is None else _integer(path, number, row, "grade")
-    return ContextDocument(doc_id, title, text, _integer(path, number, row, "rank"), grade)
+    score, source = _score(path, number, row), row.get("grade_from")
+    if source is not None and not isinstance(source, str):
+        raise InputError(f"{path}:{number}: 'grade_from' is {source!r}, not a string; make the file with 'headrank pairs'")
+    return ContextDocument(doc_id, title, text, _integer(path, number, row, "rank"), grade, score, source)
+
+
+def _score(path: Path, number: int, row: Mapping[str, Any]) -> float | None:
+    value = row.get("teacher_score")
+    if value is None:
+        return None
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        raise InputError(f"{path}:{number}: 'teacher_score' is {value!r}, not a finite number; make the file with 'headrank pairs'")
+    return float(value)
 
 
 def _string(path: Path, number: int, row: Mapping[str, Any], key: str, may_be_empty: bool = False) -> str:

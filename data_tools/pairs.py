@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 Grades = Sequence[int | None]
+SUBLISTS_BY = ("chance", "score")  # how sub-lists are drawn: sample_sublists, sample_strata
 
 
 def known_grades(grades: Grades, *, unjudged_as_zero: bool = False) -> list[int | None]:
@@ -97,5 +98,27 @@ def sample_sublists(grades: Grades, count: int, sizes: tuple[int, int], rng: np.
         pair = pairs[rng.integers(len(pairs))]
         others = np.setdiff1d(np.arange(len(grades)), pair)
         chosen = np.sort(np.concatenate([pair, rng.choice(others, size - 2, replace=False)]))
+        found.setdefault(chosen.tobytes(), chosen)
+    return list(found.values())
+
+
+def sample_strata(scores: Sequence[float | None], count: int, sizes: tuple[int, int], rng: np.random.Generator) -> list[np.ndarray]:
+    """Up to ``count`` different sorted index lists of ``sizes`` (smallest, largest) documents, spread over a teacher's scores.
+
+    The scored documents, best first, are cut into as many strata of nearly equal size as a list has documents, and one is drawn
+    from each: the best and the worst are always represented, as an even draw of 8 from 20 would often not do. Documents without
+    a score are never drawn; a query with no more of them than the smallest size gives one list of all that are scored.
+    """
+    smallest, largest = sizes
+    scored = np.array([index for index, score in enumerate(scores) if score is not None], np.int64)
+    if len(scored) <= smallest:
+        return [scored] if len(scored) > 1 else []
+    best_first = scored[np.argsort([-float(scores[index] or 0.0) for index in scored], kind="stable")]
+    found: dict[bytes, np.ndarray] = {}
+    for _ in range(4 * count):  # repeats are possible in short lists: a bounded number of tries
+        if len(found) == count:
+            break
+        size = min(smallest if smallest == largest else int(rng.integers(smallest, largest + 1)), len(scored))
+        chosen = np.sort([rng.choice(stratum) for stratum in np.array_split(best_first, size)])
         found.setdefault(chosen.tobytes(), chosen)
     return list(found.values())

@@ -12,8 +12,8 @@ import dataclasses
 
 import numpy as np
 
-from data_tools.seeds import generator
 from headrank.method.spans import EncodedContext
+from headrank.seeds import generator
 
 
 def spread(encoded: EncodedContext, span: int, *key: str | int) -> EncodedContext:

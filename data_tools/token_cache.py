@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import tempfile
@@ -20,14 +21,14 @@ from pathlib import Path
 import numpy as np
 
 from data_tools.contexts import CONTEXTS_FILE, PAIRS_FILE, iterate_contexts_with_pairs
-from data_tools.seeds import generator
 from headrank.errors import InputError
 from headrank.formats import read_json
+from headrank.method.ordering import training_order
 from headrank.method.spans import EncodedContext, PromptEncoder
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1  # raise when the layout of the files changes
+FORMAT = 2  # raise when the layout of the files changes
 _PROMPTS_PER_CALL = 32  # offsets of a hundred documents are large Python lists: few prompts at a time
 _ARRAYS = {
     "tokens": np.int32,  # all rows one after another
@@ -35,6 +36,7 @@ _ARRAYS = {
     "spans": np.int32,  # [documents of all rows, 2], in prompt order
     "orders": np.int32,  # list index of the document at each prompt position, like spans
     "grades": np.int32,  # [documents of all contexts], list order, -1 unjudged
+    "teacher": np.float32,  # like grades: a teacher's raw scores, NaN where there is none
     "documents": np.int64,  # [C + 1] first document of each context
     "pairs": np.int32,  # [M, 2] (chosen, rejected) list indices
     "pair_starts": np.int64,  # [C + 1] first pair of each context
@@ -56,6 +58,7 @@ def context_bytes(num_tokens: float, num_documents: float, num_pairs: float, nam
         "spans": num_orders * num_documents,
         "orders": num_orders * num_documents,
         "grades": num_documents,
+        "teacher": num_documents,
         "documents": 1,
         "pairs": num_pairs,
         "pair_starts": 1,
@@ -63,13 +66,6 @@ def context_bytes(num_tokens: float, num_documents: float, num_pairs: float, nam
         "name_ends": 1,
     }
     return sum(count * _WIDTHS.get(name, 1) * np.dtype(_ARRAYS[name]).itemsize for name, count in entries.items())
-
-
-def document_order(encoder: PromptEncoder, context_id: str, num_documents: int, permutation: int, seed: int) -> np.ndarray:
-    """List indices in prompt order: the template's order for permutation 0, a fixed random one for 1, 2, ..."""
-    if permutation == 0:
-        return np.asarray(encoder.template.prompt_order(num_documents))
-    return generator(seed, "document-order", permutation, context_id).permutation(num_documents)
 
 
 class TokenCache:
@@ -80,6 +76,7 @@ class TokenCache:
     spans: np.ndarray
     orders: np.ndarray
     grades: np.ndarray
+    teacher: np.ndarray
     documents: np.ndarray
     pairs: np.ndarray
     pair_starts: np.ndarray
@@ -122,6 +119,11 @@ class TokenCache:
         """Grades [N] in list order, -1 where unjudged."""
         first, stop = map(int, self.documents[context : context + 2])
         return np.array(self.grades[first:stop])
+
+    def teacher_of(self, context: int) -> np.ndarray:
+        """A teacher's raw scores float32 [N] in list order, NaN where it gave none."""
+        first, stop = map(int, self.documents[context : context + 2])
+        return np.array(self.teacher[first:stop])
 
     def pairs_of(self, context: int) -> np.ndarray:
         """Pairs [M, 2] of (chosen, rejected) list indices."""
@@ -226,7 +228,10 @@ def _write_rows(directory: Path, encoder: PromptEncoder, permutations: Sequence[
     _write(writers, "pair_starts", [0])
     for chunk in _chunks(iterate_contexts_with_pairs(directory), max(1, _PROMPTS_PER_CALL // len(permutations))):
         orders = [
-            [document_order(encoder, context.context_id, len(context.documents), permutation, seed) for permutation in permutations]
+            [
+                training_order(encoder.template, len(context.documents), seed=seed, list_id=context.context_id, number=number)
+                for number in permutations
+            ]
             for context, _ in chunk
         ]
         prompts = [
@@ -244,6 +249,8 @@ def _write_rows(directory: Path, encoder: PromptEncoder, permutations: Sequence[
                 _write(writers, "orders", order)
                 tokens += one.length
             _write(writers, "grades", [-1 if document.grade is None else document.grade for document in context.documents])
+            scores = [document.teacher_score for document in context.documents]
+            _write(writers, "teacher", [math.nan if score is None else score for score in scores])
             _write(writers, "pairs", chosen)
             context_name, query_name = context.context_id.encode(), context.query_id.encode()
             writers["names"].write(context_name + query_name)

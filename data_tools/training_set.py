@@ -21,10 +21,10 @@ import numpy as np
 
 from data_tools.epoch_order import EpochOrder
 from data_tools.position_gaps import spread
-from data_tools.seeds import generator, stable_hash
 from data_tools.token_cache import open_cache
 from headrank.errors import InputError
 from headrank.method.spans import EncodedContext, PromptEncoder
+from headrank.seeds import generator, stable_hash
 
 EPOCHS = ("pairs", "contexts")
 
@@ -41,6 +41,7 @@ class Sample:
     retrieval_ranks: np.ndarray  # int64 [N], from 1, within this list
     grades: np.ndarray  # int64 [N], -1 = unjudged
     pairs: np.ndarray  # int64 [P, 2], (chosen, rejected) prompt positions
+    teacher: np.ndarray | None = None  # float32 [N], a teacher's scores, NaN where it gave none; None without a teacher
 
 
 class TrainingSet:
@@ -146,6 +147,7 @@ class TrainingSet:
         position = np.empty(len(order), np.int64)  # list index -> prompt position
         position[order] = np.arange(len(order))
         context_id, query_id = self.cache.names_of(context)
+        teacher = self.cache.teacher_of(context)[order]
         if self.position_span is not None:
             encoded = spread(encoded, self.position_span, context_id, self.permutation_ids[slot])
         return Sample(
@@ -157,6 +159,7 @@ class TrainingSet:
             retrieval_ranks=order.astype(np.int64) + 1,
             grades=self.cache.grades_of(context)[order].astype(np.int64),
             pairs=position[list_pairs].reshape(-1, 2),
+            teacher=None if np.isnan(teacher).all() else teacher,
         )
 
 

@@ -18,7 +18,7 @@ MODEL=${MODEL:-embedded}
 TRAIN=${TRAIN:-}                               # collection folders to train on, separated by spaces
 TRAIN_QUERIES=${TRAIN_QUERIES:-}               # file of query ids to train on; empty: all judged ones
 EVAL=${EVAL:-}                                 # NAME=FOLDER of every test collection, separated by spaces
-SAMPLES=${SAMPLES:-docs/results/samples}       # SAMPLES/NAME.qids restricts a test collection to these queries, where there is one
+SAMPLES=${SAMPLES:-results/queries}       # SAMPLES/NAME.qids restricts a test collection to these queries, where there is one
 OUTPUT=${OUTPUT:-runs/results}
 SEEDS=${SEEDS:-1 2 3}
 DEPTHS=${DEPTHS:-20 40}

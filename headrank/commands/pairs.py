@@ -11,9 +11,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrank.commands.options import add_prompt_arguments, positive_int, prompt_from, read_id_list, resolve_model
+from data_tools.labels.grades import QRELS_MODES
+from data_tools.pairs import SUBLISTS_BY
+from headrank.commands.options import add_prompt_arguments, positive_int, prompt_from, read_id_list
 from headrank.errors import InputError
 from headrank.formats import Collection
+from headrank.reranking.model_sources import resolve_model
 
 if TYPE_CHECKING:
     from data_tools.build_pairs import PairCounts
@@ -73,9 +76,50 @@ def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--corpus", metavar="FILE", help="with at most one collection: this corpus")
     group.add_argument("--qrels", metavar="FILE", help="with at most one collection: these judgements")
     group.add_argument("--run", metavar="FILE", help="with at most one collection: these candidates")
+    _add_label_arguments(parser)
     chosen = group.add_mutually_exclusive_group()
     chosen.add_argument("--hold-out", metavar="FILE", help="query ids, one a line, to leave out (a development set)")
     chosen.add_argument("--only", metavar="FILE", help="query ids, one a line, to keep; all others are left out")
+
+
+def _add_label_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("labels of a teacher ('headrank label', or any scored TREC run)")
+    group.add_argument(
+        "--labels",
+        metavar="RUN",
+        action="append",
+        help="a teacher's run instead of the judgements, one for each --collection in their order, or one folder with "
+        "<collection>.*.trec; every document of contexts.jsonl keeps its score",
+    )
+    levels = group.add_mutually_exclusive_group()
+    levels.add_argument(
+        "--label-quantiles",
+        type=float,
+        nargs="+",
+        metavar="Q",
+        help="grades within each list: one level per quantile of its scores (default 0.5 0.75 0.9)",
+    )
+    levels.add_argument(
+        "--label-thresholds",
+        type=float,
+        nargs="+",
+        metavar="S",
+        help="grades on the teacher's own scale: one level per score that is reached, such as -4 0 4",
+    )
+    group.add_argument(
+        "--qrels-with-labels",
+        choices=QRELS_MODES,
+        default="ignore",
+        help="what judgements add to the teacher: nothing (default); keep the grades of judged documents; or positives: documents judged "
+        "relevant get the top grade",
+    )
+    group.add_argument(
+        "--sublists-by",
+        choices=SUBLISTS_BY,
+        default="chance",
+        help="how sub-lists are drawn: by chance with an adjacent pair in each (default), or one document from each stratum of the "
+        "teacher's order, as the late layout wants it: --sublists 1 --sublist-size 8 --sublists-by score",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,10 +127,17 @@ def run(args: argparse.Namespace) -> int:
     if args.show is not None:
         return _show(args)
     from data_tools.build_pairs import PairSettings, build_pairs
+    from data_tools.labels.grades import GradeSettings
+    from data_tools.labels.sources import find_label_runs
 
     for flag in ("sublist_size", "keep_full_list"):
         if getattr(args, flag) and not args.sublists:
             raise InputError(f"--{flag.replace('_', '-')} is about sub-lists; add --sublists N")
+    _check_label_flags(args)
+    collections = _collections(args)
+    grades = GradeSettings(qrels=args.qrels_with_labels)
+    if given := args.label_quantiles or args.label_thresholds:
+        grades = GradeSettings("quantiles" if args.label_quantiles else "thresholds", tuple(given), args.qrels_with_labels)
     settings = PairSettings(
         depth=args.depth,
         unjudged_as_zero=args.unjudged_as_zero,
@@ -96,19 +147,36 @@ def run(args: argparse.Namespace) -> int:
         sublists=args.sublists,
         sublist_size=args.sublist_size or PairSettings.sublist_size,
         keep_full_list=args.keep_full_list,
+        sublists_by=args.sublists_by,
         seed=args.seed,
     )
     counts = build_pairs(
-        _collections(args),
+        collections,
         Path(args.output),
         settings,
         hold_out=read_id_list(args.hold_out) if args.hold_out else (),
         only=read_id_list(args.only) if args.only else None,
+        label_runs=find_label_runs(args.labels, collections) if args.labels else (),
+        grades=grades,
     )
     print(format_table(counts))
     if args.compare_paper:
         print(_compared_with_paper(counts))
     return 0
+
+
+def _check_label_flags(args: argparse.Namespace) -> None:
+    if args.sublists_by == "score" and not args.sublists:
+        raise InputError("--sublists-by is about sub-lists; add --sublists N")
+    flags = {
+        "--label-quantiles": args.label_quantiles,
+        "--label-thresholds": args.label_thresholds,
+        "--qrels-with-labels": args.qrels_with_labels != "ignore",
+        "--sublists-by score": args.sublists_by == "score",
+    }
+    needless = next((flag for flag, value in flags.items() if value), None)
+    if needless is not None and not args.labels:
+        raise InputError(f"{needless} is about a teacher's scores; add --labels RUN")
 
 
 def _collections(args: argparse.Namespace) -> list[Collection]:
@@ -147,7 +215,7 @@ def format_table(counts: list[PairCounts]) -> str:
 
 
 def _compared_with_paper(counts: list[PairCounts]) -> str:
-    from data_tools.published import TRAINING_PAIRS, TRAINING_QUERIES
+    from headrank.evaluation.published import TRAINING_PAIRS, TRAINING_QUERIES
 
     queries = sum(count.queries - count.unjudged_queries for count in counts)
     pairs = sum(count.pairs for count in counts)
@@ -167,8 +235,9 @@ def _show(args: argparse.Namespace) -> int:
 
     if not (Path(args.output) / CONTEXTS_FILE).is_file():
         raise InputError(f"{args.output}: has no {CONTEXTS_FILE} to show; build it first, without --show")
+    model = resolve_model(args.model)  # its own errors are clear lines already
     try:
-        tokenizer = AutoTokenizer.from_pretrained(resolve_model(args.model))
+        tokenizer = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(

@@ -1,4 +1,4 @@
-"""The training objective: L_align, L_prox, Omega and, for the ablation, RankNet; one function a term.
+"""The training objective: L_align, L_prox, Omega and, for the ablation, RankNet; one function a term. A teacher's are in distillation.py.
 
 Shapes: N documents of one list, P preference pairs of that list. Every term takes *scaled* scores (``scale_scores``) and
 returns a scalar; ``headrank_loss`` adds them up for one context. Pairs share the list, so pair terms are means over
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from headrank.method.distillation import teacher_loss
 from headrank.method.loss_settings import LossSettings
 
 SMALLEST_SPREAD = 1e-12  # a list of equal scores has no spread to divide by; it stays as it is
@@ -31,7 +32,9 @@ class LossTerms:
     entropy: torch.Tensor  # H(p) in nats
     middle_std: torch.Tensor  # standard deviation of the scaled middle-zone scores
     score_margin: torch.Tensor  # mean of s+ - s- over the pairs
-    accuracy: torch.Tensor  # share of pairs with s+ > s-; a tie is half right
+    accuracy: torch.Tensor  # share of pairs with s+ > s-; a tie is half right; 0 without pairs
+    teacher: torch.Tensor  # the weighted terms of the teacher
+    teacher_accuracy: torch.Tensor  # share of the teacher's pairs that are ordered alike
 
 
 def scale_scores(scores_N: torch.Tensor, scaling: str, scale: float) -> torch.Tensor:
@@ -99,35 +102,43 @@ def regulariser(
     return entropy_weight * entropy - variance_weight * middle_variance(scores_N, retrieval_ranks_N)
 
 
+def _mean_or_zero(values_P: torch.Tensor) -> torch.Tensor:
+    return values_P.mean() if len(values_P) else values_P.sum()
+
+
 def headrank_loss(
     scores_N: torch.Tensor,
     reference_N: torch.Tensor | None,
     retrieval_ranks_N: torch.Tensor,
     pairs_P2: torch.Tensor,
     settings: LossSettings,
+    teacher_N: torch.Tensor | None = None,
 ) -> LossTerms:
     """L_total of one context from raw scores: (chosen, rejected) indices ``pairs_P2`` in the order of ``scores_N``.
 
-    ``reference_N`` holds the frozen model's raw scores; it may be None when nothing looks at it.
+    ``reference_N`` holds the frozen model's raw scores and ``teacher_N`` a teacher's (NaN where it gave none); they may be None when
+    nothing looks at them.
     """
-    if len(pairs_P2) == 0:
+    if len(pairs_P2) == 0 and settings.needs_pairs:
         raise ValueError("a context without preference pairs has no loss")
     scaled_N = scale_scores(scores_N, settings.scaling, settings.scale)
     chosen_P, rejected_P = pairs_P2.unbind(dim=1)
     differences_P = scaled_N[chosen_P] - scaled_N[rejected_P]
-    zero = scaled_N.new_zeros(())
-    proximal = omega = zero
+    align = proximal = omega = scaled_N.new_zeros(())
     if settings.objective == "ranknet":
         align = ranknet_loss(differences_P)
-    else:
+    elif settings.objective == "headrank":
         align = alignment_loss(differences_P, settings.margin, settings.linear_weight)
         omega = regulariser(scaled_N, retrieval_ranks_N, settings.entropy_weight, settings.variance_weight, settings.temperature)
         if settings.needs_reference:
             if reference_N is None:
                 raise ValueError("the proximal term needs reference scores")
-            anchor_N = scale_scores(reference_N.to(scaled_N), settings.scaling, settings.scale)
-            proximal = proximal_loss(scaled_N, anchor_N, chosen_P, rejected_P, settings.proximal_weight)
-    total = align + proximal + omega
+            anchor_N, moved_N = scale_scores(reference_N.to(scaled_N), settings.scaling, settings.scale), scaled_N
+            if settings.is_proximal_centred:
+                anchor_N, moved_N = anchor_N - anchor_N.mean(), moved_N - moved_N.mean()
+            proximal = proximal_loss(moved_N, anchor_N, chosen_P, rejected_P, settings.proximal_weight)
+    teacher = teacher_loss(scaled_N, teacher_N, settings)
+    total = align + proximal + omega + teacher.total
     with torch.no_grad():
         return LossTerms(
             total=total,
@@ -136,6 +147,8 @@ def headrank_loss(
             omega=omega.detach(),
             entropy=score_entropy(scaled_N, settings.temperature),
             middle_std=middle_variance(scaled_N, retrieval_ranks_N).sqrt(),
-            score_margin=differences_P.mean(),
-            accuracy=((differences_P > 0).to(scaled_N) + 0.5 * (differences_P == 0).to(scaled_N)).mean(),
+            score_margin=_mean_or_zero(differences_P),
+            accuracy=_mean_or_zero((differences_P > 0).to(scaled_N) + 0.5 * (differences_P == 0).to(scaled_N)),
+            teacher=teacher.total.detach(),
+            teacher_accuracy=teacher.accuracy,
         )

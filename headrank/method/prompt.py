@@ -87,11 +87,6 @@ class PromptTemplate:
         title = " ".join(title.split())
         return f"{title}\n{body}" if title else body
 
-    def prompt_order(self, num_documents: int) -> list[int]:
-        """Retriever ranks (from 0) in the order in which their documents stand in the prompt."""
-        ranks = list(range(num_documents))
-        return ranks if self.order == "retriever" else ranks[::-1]
-
 
 @dataclass(frozen=True)
 class ChatFrame:

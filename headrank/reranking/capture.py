@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from headrank.errors import InputError
 from headrank.method.attention import BranchLayout, branched_context, mean_row_probabilities
@@ -80,6 +79,8 @@ def _no_mask(*_: Any, **__: Any) -> None:
 
 def register() -> str:
     """Register the function with transformers (idempotent) and return the implementation's name."""
+    from transformers import AttentionInterface, AttentionMaskInterface  # seconds that a plain decoder never spends
+
     AttentionInterface.register(IMPLEMENTATION, headrank_attention)
     AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)
     return IMPLEMENTATION

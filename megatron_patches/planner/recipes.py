@@ -77,6 +77,7 @@ def _batch(job: Job, encoded: EncodedContext, num_pairs: int) -> Batch:
         ranks=tuple(torch.from_numpy(ranks) for _ in copies),
         pairs=tuple(torch.from_numpy(pairs) for _ in copies),
         references=tuple(torch.zeros(job.documents) for _ in copies),
+        teachers=tuple(None for _ in copies),
     )
 
 

@@ -23,6 +23,7 @@ class Batch:
     ranks: tuple[torch.Tensor, ...]  # [N] each
     pairs: tuple[torch.Tensor, ...]  # [P, 2] each
     references: tuple[torch.Tensor | None, ...]  # [N] each
+    teachers: tuple[torch.Tensor | None, ...]  # [N] each, NaN where the teacher gave no score
 
 
 def length_multiple(config: TransformerConfig) -> int:
@@ -41,6 +42,7 @@ def make_batch(samples: tuple[Sample, ...], reference: ReferenceScores | None, d
         layout=layout,
         ranks=tuple(torch.from_numpy(sample.retrieval_ranks).to(device) for sample in samples),
         pairs=tuple(torch.from_numpy(sample.pairs).to(device) for sample in samples),
+        teachers=tuple(None if sample.teacher is None else torch.from_numpy(sample.teacher).to(device) for sample in samples),
         references=tuple(None if reference is None else torch.from_numpy(reference.of(sample)).to(device) for sample in samples),
     )
 

@@ -191,6 +191,10 @@ def _loss_from(args: argparse.Namespace) -> LossSettings:
         entropy_weight=args.headrank_gamma,
         variance_weight=args.headrank_eta,
         temperature=args.headrank_temperature,
+        teacher_ranknet_weight=args.headrank_teacher_ranknet,
+        teacher_listwise_weight=args.headrank_teacher_listwise,
+        teacher_margin_weight=args.headrank_teacher_margin_mse,
+        teacher_temperature=args.headrank_teacher_temperature,
     )
 
 

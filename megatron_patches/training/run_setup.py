@@ -20,6 +20,7 @@ from headrank.method.heads import HeadSet, head_name
 from headrank.method.prompt import PromptTemplate
 from headrank.method.spans import PromptEncoder
 from headrank.model_config import first_line, load_config
+from headrank.reranking.model_sources import resolve_model
 from megatron_patches import device
 from megatron_patches.checkpoints.files import checkpoint_directory
 from megatron_patches.checkpoints.run_checkpoints import RunCheckpoints, load_start_weights, resolve_start
@@ -48,14 +49,11 @@ logger = logging.getLogger(__name__)
 REFERENCE_FILE, TOKENS_FOLDER = "reference_scores.jsonl", "token_cache"
 
 
-def resolve_model(config: TrainingConfig) -> TrainingConfig:
+def with_local_model(config: TrainingConfig) -> TrainingConfig:
     """Replace 'embedded' or a hub name by the local directory of the model, fetched on first use."""
-    if config.model == "embedded":
-        from data_tools.sources.embedded import embedded_model_directory
-
-        return dataclasses.replace(config, model=str(embedded_model_directory()))
-    load_config(config.model)  # a missing model is one clear line
-    return dataclasses.replace(config, model=str(local_directory(config.model)))
+    model = resolve_model(config.model)
+    load_config(model)  # a missing model is one clear line
+    return dataclasses.replace(config, model=str(local_directory(model)))
 
 
 def load_heads(config: TrainingConfig, shape: ModelShape) -> HeadSet:

@@ -49,8 +49,10 @@ def score_batch(model: torch.nn.Module, batch: Batch, heads: HeadSet) -> torch.T
 def batch_loss(scores_BN: torch.Tensor, batch: Batch, settings: LossSettings) -> tuple[torch.Tensor, torch.Tensor]:
     """The mean of L_total over the contexts of a micro-batch, and the detached mean of every term in the order of TERMS."""
     terms = [
-        headrank_loss(scores_BN[row, : len(ranks)], reference, ranks, pairs, settings)
-        for row, (ranks, pairs, reference) in enumerate(zip(batch.ranks, batch.pairs, batch.references, strict=True))
+        headrank_loss(scores_BN[row, : len(ranks)], reference, ranks, pairs, settings, teacher)
+        for row, (ranks, pairs, reference, teacher) in enumerate(
+            zip(batch.ranks, batch.pairs, batch.references, batch.teachers, strict=True)
+        )
     ]
     total = torch.stack([term.total for term in terms]).mean()
     # A copy, because the schedule divides the returned loss in place.

@@ -27,7 +27,9 @@ LINE_NAMES = {
     "align": "alignment loss",
     "proximal": "proximal penalty",
     "omega": "omega",
+    "teacher": "teacher loss",
     "accuracy": "preference accuracy",
+    "teacher_accuracy": "teacher accuracy",
     "score_margin": "score margin",
     "middle_std": "mid-zone std",
     "entropy": "score entropy",
@@ -55,6 +57,7 @@ def iteration_line(
     throughput: float | None = None,
 ) -> str:
     """Megatron's line: same fields in the same order, our terms where Megatron has its losses."""
+    hidden = () if config.loss.needs_teacher else ("teacher", "teacher_accuracy")
     parts = [
         f" [{datetime.datetime.now():%Y-%m-%d %H:%M:%S.%f}] iteration {iteration:8d}/{config.train_iters:8d} |",
         f" consumed samples: {consumed:12d} |",
@@ -62,7 +65,7 @@ def iteration_line(
         "" if throughput is None else f" throughput per GPU (TFLOP/s/GPU): {throughput:.1f} |",
         f" learning rate: {learning_rate:.6E} |",
         f" global batch size: {config.global_batch_size:5d} |",
-        *(f" {LINE_NAMES[name]}: {terms[name]:.6E} |" for name in LINE_NAMES if name in terms),
+        *(f" {LINE_NAMES[name]}: {terms[name]:.6E} |" for name in LINE_NAMES if name in terms and name not in hidden),
         f" loss scale: 1.0 | grad norm: {grad_norm:.3f} |",
         f" number of skipped iterations: {skipped:3d} | number of nan iterations: {nans:3d} |",
     ]

@@ -17,7 +17,8 @@ def family_scores(directories: list[Path], contexts: list[EncodedContext], heads
     """Core-head scores and all-head statistics of each model at this world's TP."""
     from megatron_patches.checkpoints.weights import load_hf_weights
     from megatron_patches.model import ModelShape, build_model
-    from megatron_patches.parallel_scores import all_head_statistics, core_head_scores
+    from megatron_patches.parallel_scores import core_head_scores
+    from tests.distributed.all_heads import all_head_statistics
 
     device.initialize(2)
     results: dict[str, Any] = {}
@@ -32,7 +33,7 @@ def family_scores(directories: list[Path], contexts: list[EncodedContext], heads
             raw = core_head_scores(truncated(ids_BS, layout, heads), layout, is_calibrated=False)
             everything = {layer: range(shape.heads) for layer in range(shape.layers)}
             statistics = all_head_statistics(full(ids_BS, layout, everything), layout)
-        results[directory.name] = {"scores": scores, "raw": raw, "statistics": tuple(statistics)}
+        results[directory.name] = {"scores": scores, "raw": raw, "statistics": statistics}
     device.shutdown()
     return results
 
@@ -122,7 +123,8 @@ def embedded_scores(directory: Path, contexts: list[EncodedContext], heads: dict
     """The embedded model's scores at TP 3, and the sum of all heads' masses in its last captured layer."""
     from megatron_patches.checkpoints.weights import load_hf_weights
     from megatron_patches.model import ModelShape, build_model, build_transformer_config
-    from megatron_patches.parallel_scores import all_head_statistics, core_head_scores
+    from megatron_patches.parallel_scores import core_head_scores
+    from tests.distributed.all_heads import all_head_statistics
 
     device.initialize(3)
     shape = ModelShape.from_hf(directory)
@@ -132,6 +134,6 @@ def embedded_scores(directory: Path, contexts: list[EncodedContext], heads: dict
     ids_BS, layout = batch_contexts(contexts)
     with torch.no_grad():
         scores = core_head_scores(model(ids_BS, layout, heads), layout)
-        masses = all_head_statistics(model(ids_BS, layout, {max(heads): range(shape.heads)}), layout).masses_BLHN
+        masses = all_head_statistics(model(ids_BS, layout, {max(heads): range(shape.heads)}), layout)[0]
     device.shutdown()
     return scores, masses

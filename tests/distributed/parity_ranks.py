@@ -67,7 +67,7 @@ def compare_sizes(
     """Everything the parity tests look at, for each TP size, in one world."""
     from megatron_patches.checkpoints.weights import load_hf_weights
     from megatron_patches.model import ModelShape, build_model
-    from megatron_patches.parallel_scores import all_head_statistics
+    from tests.distributed.all_heads import all_head_statistics
 
     results: dict[int, dict[str, Any]] = {}
     shape = ModelShape.from_hf(directory)
@@ -91,7 +91,7 @@ def compare_sizes(
         one_rank_only = {layer: [0] for layer in heads}
         results[tp] = {
             "logits": logits,
-            "statistics": tuple(statistics),
+            "statistics": statistics,
             "truncated": scores_and_gradients(directory, contexts, heads, tp, last_layer=last_layer),
             "recomputed": scores_and_gradients(directory, contexts, heads, tp, last_layer=last_layer, recompute=True),
             "full": scores_and_gradients(directory, contexts, heads, tp),

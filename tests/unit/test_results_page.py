@@ -1,89 +1,126 @@
-"""The tables of README.md and docs/results.md against the result files in this repository."""
+"""results/, the tables made from it, and the pages that show them."""
 
 from __future__ import annotations
 
+import gzip
+import importlib.util
 import json
 import re
 from pathlib import Path
 from statistics import fmean
+from types import ModuleType
 
 import pytest
 
+from headrank.errors import InputError
+from headrank.experiments.cell_archive import ArchivedCell, read_archive, write_archive
+from headrank.experiments.cells import find_cells
+from tests.result_cells import make_matrix
+
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "docs" / "results"
-COLLECTIONS = {"TREC DL 2019": ("dl19", "nDCG@10"), "HotpotQA": ("hotpotqa100", "R@5"), "NFCorpus": ("nfcorpus", "nDCG@10")}
-COLLECTIONS |= {"NovelEval": ("noveleval", "nDCG@10")}
+RESULTS = ROOT / "results"
 
 
-def tables_of(page: str) -> list[list[list[str]]]:
-    """Every table of a page: its head and its rows, as cells without stress marks."""
+@pytest.fixture(scope="module")
+def tables() -> ModuleType:
+    """docs/results_tables.py, which is a script and no package."""
+    spec = importlib.util.spec_from_file_location("results_tables", ROOT / "docs" / "results_tables.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def table_with(page: str, head: str) -> dict[str, list[str]]:
+    """First cell -> the other cells, of the one table of a page that has ``head`` in its first line."""
     blocks = re.findall(r"(?:^\|.*\n)+", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
-    tables = [[line.removeprefix("|").removesuffix("|").replace("**", "").split("|") for line in block.splitlines()] for block in blocks]
-    return [[[cell.strip() for cell in row] for row in (head, *rows)] for head, _, *rows in tables]
+    (block,) = [block for block in blocks if head in block.splitlines()[0]]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.replace("**", "").splitlines()]
+    return {row[0]: row[1:] for row in rows}
 
 
-def table_with(page: str, *heads: str) -> list[list[str]]:
-    """The rows of the one table that has all these cells in its head."""
-    (found,) = [table[1:] for table in tables_of(page) if set(heads) <= set(table[0])]
-    return found
+def means_on(benchmark: str, folder: str, method: str, measure: str) -> float:
+    """The mean over seeds straight from the lines of the file, by another road than the generator's."""
+    values = []
+    for line in gzip.decompress((RESULTS / "cells.jsonl.gz").read_bytes()).decode().splitlines():
+        row = json.loads(line)
+        metrics = row["metrics"]
+        if (metrics["benchmark"], metrics["method"]) == (benchmark, method) and row["place"].split("/")[1:3] == ["top20-retriever", folder]:
+            values.append(fmean(metrics["per_query"][measure].values()))
+    return 100 * fmean(values)
 
 
-def measured(collection: str, model: str, method: str, measure: str, depth: int = 20) -> list[float]:
-    """The values of a method's cells, one a seed."""
-    folder = RESULTS / "matrix" / collection / f"top{depth}-retriever" / model
-    cells = [json.loads(path.read_text()) for path in sorted(folder.glob(f"{method}*/metrics.json"))]
-    return [100 * cell["measures"][measure] for cell in cells if cell["method"] == method]
+def test_the_pages_are_current(tables: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tables.main(["--check"]) == 0, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("title", COLLECTIONS)
-def test_the_readmes_table_is_that_of_the_cells(title: str) -> None:
-    collection, measure = COLLECTIONS[title]
-    (row,) = [row for row in table_with("README.md", "that against BM25") if row[0].startswith(title)]
-    free = [measured(collection, "base", method, measure) for method in ("icr", "core", "qr", "niah", "headrank+sequential-untrained")]
-    columns = [
-        measured(collection, "first-stage", "bm25", measure),
-        max(free),
-        measured(collection, "base", "headrank+untrained", measure),
-        measured(collection, "trained", "headrank+trained", measure),
-        measured(collection, "trained", "headrank+fused", measure),
-    ]
-    assert [len(values) for values in columns] == [1, 1, 1, 3, 3]
-    assert [float(cell) for cell in row[1:6]] == pytest.approx([fmean(values) for values in columns], abs=0.0501)
+def test_a_page_that_is_not_current_is_named_and_left_alone(
+    tables: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- table ablations -->\nold\n<!-- end -->\nafter\n")
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    monkeypatch.setattr(tables, "PAGES", (page,))
+    assert tables.main(["--check"]) == 1
+    assert "not current: page.md" in capsys.readouterr().err and "\nold\n" in page.read_text()
+    assert tables.main([]) == 0 and tables.main(["--check"]) == 0
+    assert page.read_text().startswith("before\n<!-- table ablations -->\n| TREC DL 2019") and page.read_text().endswith("after\n")
 
 
-SEEDS = {"HeadRank, seeds 1 2 3: mean": ("trained", "headrank+trained"), "HeadRank, re-selected": ("trained", "headrank")}
-SEEDS |= {"HeadRank + BM25, seeds 1 2 3: mean": ("trained", "headrank+fused")}
-RANDOM = {"HeadRank, random pairs instead of ALPS": ("random-pairs", "headrank+trained")}
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_the_summary_shows_the_means_of_the_cells(page: str) -> None:
+    shown = table_with(page, "135M model")
+    collections = [("dl19", "nDCG@10"), ("hotpotqa100", "R@5"), ("nfcorpus", "nDCG@10"), ("noveleval", "nDCG@10")]
+    rows = {"BM25": ("first-stage", "bm25"), "HeadRank, trained on 103 queries": ("trained", "headrank+trained")}
+    for label, (folder, method) in {**rows, "HeadRank + BM25": ("trained", "headrank+fused")}.items():
+        expected = [means_on(benchmark, folder, method, measure) for benchmark, measure in collections]
+        assert [float(cell) for cell in shown[label]] == pytest.approx([*expected, fmean(expected)], abs=0.0501)
 
 
-@pytest.mark.parametrize(("depth", "label"), [*((20, label) for label in SEEDS | RANDOM), *((40, label) for label in SEEDS)])
-def test_every_seed_on_the_results_page_is_that_of_its_cell(depth: int, label: str) -> None:
-    titles = list(COLLECTIONS) if depth == 20 else ["TREC DL 2019", "NFCorpus"]
-    tables = [table for table in tables_of("docs/results.md") if [cell.partition(",")[0] for cell in table[0][1:]] == titles]
-    (row,) = [row for table in tables if "against" not in table[0][0] for row in table if row[0] == label]
-    for title, cell in zip(titles, row[1:], strict=True):
-        values = measured(COLLECTIONS[title][0], *(SEEDS | RANDOM)[label], COLLECTIONS[title][1], depth)
-        assert [float(number) for number in re.split("[,:] ", cell)] == pytest.approx([*values, fmean(values)], abs=0.0501)
+def test_differences_are_bold_only_where_the_interval_excludes_zero(tables: ModuleType) -> None:
+    base = {str(query): float(query) for query in range(40)}
+    better = {query: value + 1 + (int(query) % 2) for query, value in base.items()}
+    mixed = {query: value + (-1) ** int(query) for query, value in base.items()}
+    assert re.fullmatch(r"\*\*\+1\.5 \[1\.\d, 1\.\d]\*\*", tables.difference(better, base))
+    assert re.fullmatch(r"\+0\.0 \[-0\.\d, 0\.\d]", tables.difference(mixed, base))
+    assert tables.difference(None, base) == "-"
 
 
-ABLATIONS = {"untrained, the same heads": "untrained", "full": "full", "SFT (RankNet)": "sft", "all heads": "all-heads"}
-ABLATIONS |= {"without the entropy gate": "no-gate", "without ALPS (random pairs)": "no-alps", "without Omega": "no-omega"}
-ABLATIONS |= {"without the proximal penalty": "no-prox"}
-HELD_OUT = {"BM25": "BM25", "HeadRank's heads, untrained": "untrained", "HeadRank (ALPS)": "ALPS", "random pairs": "random pairs"}
-
-
-@pytest.mark.parametrize(
-    ("file", "head", "names", "queries"),
-    [("ablations.json", "against full", ABLATIONS, 43), ("cross_validation.json", "103 held-out training queries", HELD_OUT, 103)],
-)
-def test_means_over_queries_are_those_of_the_values_kept(file: str, head: str, names: dict[str, str], queries: int) -> None:
-    kept = json.loads((RESULTS / file).read_text())["per_query"]
-    shown = {row[0]: float(row[1]) for row in table_with("docs/results.md", head, "NDCG@10")}
-    assert {len(values) for values in kept.values()} == {queries}
-    assert shown == pytest.approx({label: 100 * fmean(kept[name].values()) for label, name in names.items()}, abs=0.0501)
-
-
-def test_the_folds_part_the_training_queries() -> None:
-    one, other = ((RESULTS / f"fold-{fold}.qids").read_text().split() for fold in "ab")
+def test_every_training_query_is_held_out_once() -> None:
+    one, other = ((RESULTS / "queries" / f"fold-{fold}.qids").read_text().split() for fold in "ab")
     everything = json.loads((RESULTS / "cross_validation.json").read_text())["per_query"]["BM25"]
     assert not set(one) & set(other) and set(one) | set(other) == set(everything)
+
+
+def test_an_archive_reads_like_the_folder_it_was_made_from(tmp_path: Path) -> None:
+    cells = find_cells(make_matrix(tmp_path / "matrix"))
+    first = write_archive(cells, tmp_path / "matrix", tmp_path / "one")
+    again = find_cells(tmp_path / "one")
+    assert [(cell.metrics, cell.scores()) for cell in again] == [(cell.metrics, cell.scores()) for cell in cells]
+    assert {cell.place for cell in again if isinstance(cell, ArchivedCell)} == {
+        cell.path.relative_to(tmp_path / "matrix").as_posix() for cell in cells
+    }
+    second = write_archive(again[::-1], tmp_path / "one", tmp_path / "two")
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second], "an archive of an archive is the same"
+
+
+def test_a_broken_line_of_an_archive_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "cells.jsonl.gz"
+    good = {"place": "a", "metrics": {"method": "icr", "benchmark": "toy", "measures": {"nDCG@10": 0.5}}}
+    for bad in ({"metrics": good["metrics"]}, {"place": "b"}, {"place": "b", "metrics": {"method": "icr"}}):
+        file.write_bytes(gzip.compress("\n".join(map(json.dumps, (good, bad))).encode()))
+        with pytest.raises(InputError, match=r"cells\.jsonl\.gz:2: "):
+            read_archive(tmp_path)
+    file.write_bytes(gzip.compress(b""))
+    with pytest.raises(InputError, match="no cell in it"):
+        find_cells(tmp_path)
+
+
+def test_new_cells_replace_those_of_the_same_place(tables: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_matrix(tmp_path / "old", benchmarks=("dl19", "nq"))
+    write_archive(find_cells(tmp_path / "old"), tmp_path / "old", tmp_path / "results")
+    make_matrix(tmp_path / "new", benchmarks=("nq", "fiqa"), queries=3)
+    monkeypatch.setattr(tables, "RESULTS", tmp_path / "results")
+    tables.add(tmp_path / "new")
+    kept = {(cell.benchmark, cell.metrics["num_queries"]) for cell in find_cells(tmp_path / "results")}
+    assert kept == {("dl19", 12), ("nq", 3), ("fiqa", 3)}

@@ -1,0 +1,254 @@
+"""Write the tables of README.md and docs/results.md from results/: python docs/results_tables.py [--check] [--add FOLDER]
+
+Each table stands between two marker comments and is replaced whole; the text around it is left alone. ``--check`` writes nothing and
+fails when a page is not current (`make results-page` writes, a test checks). ``--add FOLDER`` first takes the cells below a folder of
+'headrank benchmark run' into results/cells.jsonl.gz.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from statistics import fmean
+
+from headrank.evaluation.significance import bootstrap_interval
+from headrank.experiments.cell_archive import CELLS, ArchivedCell, read_archive, write_archive
+from headrank.experiments.cells import Cell, find_cells
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "results"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
+
+COLLECTIONS = {  # title -> benchmark, measure
+    "TREC DL 2019": ("dl19", "nDCG@10"),
+    "HotpotQA, Recall@5": ("hotpotqa100", "R@5"),
+    "NFCorpus": ("nfcorpus", "nDCG@10"),
+    "NovelEval": ("noveleval", "nDCG@10"),
+}
+DEEP = ("TREC DL 2019", "NFCorpus")  # the collections with 40 candidates per query
+Row = tuple[str, str, str]  # model, method, order: one row of a table, all of its seeds
+PerQuery = Mapping[str, float]
+
+BM25: Row = ("first-stage", "bm25", "retriever")
+OURS: Row = ("trained", "headrank+trained", "retriever")
+FUSED: Row = ("trained", "headrank+fused", "retriever")
+UNTRAINED: Row = ("base", "headrank+untrained", "retriever")
+UNTRAINED_FUSED: Row = ("base", "headrank+untrained-fused", "retriever")
+
+
+def paper_prompt(method: str) -> tuple[Row, Row]:
+    """A training-free method in the sequential layout: candidates in BM25's order, and shuffled."""
+    return ("base", method, "retriever"), ("base", method, "shuffled")
+
+
+SEQUENTIAL = {
+    "ICR, all heads": paper_prompt("icr"),
+    "CoRe, 8 heads": paper_prompt("core"),
+    "QR, 16 heads": paper_prompt("qr"),
+    "NIAH, 8 heads": paper_prompt("niah"),
+    "HeadRank's heads, untrained": paper_prompt("headrank+sequential-untrained"),
+    "HeadRank, trained": (("sequential", "headrank+trained", "retriever"), ("sequential", "headrank+trained", "shuffled")),
+}
+PARALLEL = {
+    "ICR, all heads": ("base", "icr+parallel", "retriever"),
+    "CoRe, 8 heads": ("base", "core+parallel", "retriever"),
+    "QR, 16 heads": ("base", "qr+parallel", "retriever"),
+    "HeadRank's heads, untrained": UNTRAINED,
+    "HeadRank, trained": OURS,
+    "HeadRank, trained, heads selected again": ("trained", "headrank", "retriever"),
+    "HeadRank, trained on random pairs": ("random-pairs", "headrank+trained", "retriever"),
+}
+FUSIONS = {
+    "ICR + BM25": ("base", "icr+parallel-fused", "retriever"),
+    "CoRe + BM25": ("base", "core+parallel-fused", "retriever"),
+    "QR + BM25": ("base", "qr+parallel-fused", "retriever"),
+    "HeadRank's heads, untrained + BM25": UNTRAINED_FUSED,
+    "HeadRank + BM25": FUSED,
+}
+
+
+@lru_cache(maxsize=1)
+def cells() -> dict[tuple[str, int, Row], list[Cell]]:
+    """(benchmark, depth, row) -> its seeds. The folder names of the study tell rows of one model and method apart."""
+    found: dict[tuple[str, int, Row], list[Cell]] = {}
+    for cell in read_archive(RESULTS):
+        assert isinstance(cell, ArchivedCell)
+        folder = cell.place.split("/")[2]
+        depth, order = cell.condition
+        found.setdefault((cell.benchmark, depth, (folder, cell.method, order)), []).append(cell)
+    return found
+
+
+def per_query(title: str, row: Row, depth: int) -> dict[str, float] | None:
+    """The row's value of every query, its mean over the seeds, in percent; None where it was not run."""
+    benchmark, measure = COLLECTIONS[title]
+    seeds = [cell.per_query(measure) for cell in cells().get((benchmark, depth, row), [])]
+    if not seeds:
+        return None
+    return {query_id: 100 * fmean(seed[query_id] for seed in seeds) for query_id in seeds[0]}
+
+
+def mean(title: str, row: Row, depth: int) -> str:
+    """53.5, or '-' where the row was not run."""
+    values = per_query(title, row, depth)
+    return "-" if values is None else f"{fmean(values.values()):.1f}"
+
+
+def difference(one: PerQuery | None, other: PerQuery | None) -> str:
+    """one minus other over the queries: '+4.0 [1.3, 6.8]', bold when the 95% bootstrap interval excludes zero."""
+    if one is None or other is None:
+        return "-"
+    assert one.keys() == other.keys(), "a difference needs the same queries"
+    values = [one[query_id] - other[query_id] for query_id in one]
+    low, high = bootstrap_interval(values)
+    text = f"{fmean(values):+.1f} [{round(low, 1) + 0.0:.1f}, {round(high, 1) + 0.0:.1f}]"  # + 0.0: no "-0.0"
+    return f"**{text}**" if low > 0 or high < 0 else text
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """One Markdown table, numbers to the right."""
+    lines = [list(header), ["---", *["---:"] * (len(header) - 1)], *map(list, rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def average(row: Row) -> str:
+    """Mean over the four collections at depth 20, each counting once."""
+    return f"{fmean(fmean((per_query(title, row, 20) or {}).values()) for title in COLLECTIONS):.1f}"
+
+
+def summary() -> str:
+    """The question of README: is it better than BM25?"""
+    header = ["BM25's top 20, 135M model", *COLLECTIONS, "average"]
+    rows = {"BM25": BM25, "HeadRank's heads, untrained": UNTRAINED, "HeadRank, trained on 103 queries": OURS, "HeadRank + BM25": FUSED}
+    lines = [[label, *(mean(title, row, 20) for title in COLLECTIONS), average(row)] for label, row in rows.items()]
+    tests = [difference(per_query(title, FUSED, 20), per_query(title, BM25, 20)) for title in COLLECTIONS]
+    return markdown(header, [*lines, ["HeadRank + BM25 vs. BM25 (95% CI)", *tests, ""]])
+
+
+def layouts(depth: int) -> str:
+    """Every row in both layouts; the sequential one in both orders."""
+    titles = list(COLLECTIONS) if depth == 20 else list(DEEP)
+    lines = [["BM25", *(mean(title, BM25, depth) for title in titles)]]
+    for label, (retriever, shuffled) in SEQUENTIAL.items():
+        pairs = [f"{mean(title, retriever, depth)} / {mean(title, shuffled, depth)}" for title in titles]
+        lines.append([f"sequential: {label}", *pairs])
+    for label, row in PARALLEL.items():
+        if any(per_query(title, row, depth) for title in titles):
+            lines.append([f"parallel: {label}", *(mean(title, row, depth) for title in titles)])
+    return markdown([f"depth {depth}", *titles], lines)
+
+
+def contrasts(depth: int) -> str:
+    """The trained model in the parallel layout against the others."""
+    titles = list(COLLECTIONS) if depth == 20 else list(DEEP)
+    others = {"BM25": BM25} | {f"{label} (parallel)": row for label, row in PARALLEL.items() if row != OURS}
+    others |= {f"{label} (sequential, BM25's order)": pair[0] for label, pair in SEQUENTIAL.items()}
+    lines = []
+    for label, row in others.items():
+        texts = [difference(per_query(title, OURS, depth), per_query(title, row, depth)) for title in titles]
+        if set(texts) != {"-"}:
+            lines.append([label, *texts])
+    return markdown([f"HeadRank (trained, parallel) minus, depth {depth}", *titles], lines)
+
+
+def fusion(depth: int) -> str:
+    """With BM25's scores at equal weights."""
+    titles = list(COLLECTIONS) if depth == 20 else list(DEEP)
+    lines = [[label, *(mean(title, row, depth) for title in titles)] for label, row in ({"BM25": BM25} | FUSIONS).items()]
+    for label, row in {"BM25": BM25, "HeadRank alone": OURS, "untrained heads + BM25": UNTRAINED_FUSED}.items():
+        texts = [difference(per_query(title, FUSED, depth), per_query(title, row, depth)) for title in titles]
+        lines.append([f"HeadRank + BM25 minus {label}", *texts])
+    return markdown([f"depth {depth}", *titles], lines)
+
+
+def kept(file: str) -> dict[str, PerQuery]:
+    """name -> query id -> percent, of one of the JSON files of results/."""
+    values = json.loads((RESULTS / file).read_text(encoding="utf-8"))["per_query"]
+    return {name: {query_id: 100 * value for query_id, value in row.items()} for name, row in values.items()}
+
+
+def ablations() -> str:
+    """One thing left out at a time, on TREC DL 2019."""
+    values = kept("ablations.json")
+    labels = {"full": "full", "untrained": "untrained, the same heads", "sft": "SFT (RankNet) loss", "all-heads": "all heads"}
+    labels |= {"no-gate": "without the entropy gate", "no-alps": "without ALPS (random pairs)", "no-omega": "without Omega"}
+    labels |= {"no-prox": "without the proximal penalty"}
+    lines = [
+        [label, f"{fmean(values[name].values()):.1f}", "" if name == "full" else difference(values[name], values["full"])]
+        for name, label in labels.items()
+    ]
+    return markdown(["TREC DL 2019, depth 20", "NDCG@10", "minus full (95% CI)"], lines)
+
+
+def cross_validation() -> str:
+    """Every training query held out once."""
+    values = kept("cross_validation.json")
+    labels = {
+        "BM25": "BM25",
+        "untrained": "HeadRank's heads, untrained",
+        "ALPS": "HeadRank (ALPS)",
+        "random pairs": "HeadRank, random pairs",
+    }
+    lines = []
+    for name, label in labels.items():
+        tests = [difference(values[name], values[other]) if name not in ("BM25", other) else "" for other in ("BM25", "untrained")]
+        lines.append([label, f"{fmean(values[name].values()):.1f}", *tests])
+    return markdown(["103 held-out training queries, depth 20", "NDCG@10", "minus BM25 (95% CI)", "minus untrained (95% CI)"], lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "summary": summary,
+    "layouts-20": lambda: layouts(20),
+    "layouts-40": lambda: layouts(40),
+    "contrasts-20": lambda: contrasts(20),
+    "contrasts-40": lambda: contrasts(40),
+    "fusion-20": lambda: fusion(20),
+    "fusion-40": lambda: fusion(40),
+    "ablations": ablations,
+    "cross-validation": cross_validation,
+}
+_BLOCK = re.compile(r"(<!-- table (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def with_tables(text: str) -> str:
+    """The page with every marked table made again."""
+    return _BLOCK.sub(lambda found: f"{found[1]}{TABLES[found['name']]()}\n{found[3]}", text)
+
+
+def add(folder: Path) -> None:
+    """Take the cells below ``folder`` into the archive; one whose place is there already is replaced."""
+    new = find_cells(folder)
+    places = {cell.path.relative_to(folder).as_posix() for cell in new}
+    old = [cell for cell in read_archive(RESULTS) if isinstance(cell, ArchivedCell) and cell.place not in places]
+    write_archive([*old, *new], folder, RESULTS)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write or check the pages."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail when a page is not current")
+    parser.add_argument("--add", type=Path, metavar="FOLDER", help=f"first take the cells below this folder into results/{CELLS}")
+    args = parser.parse_args(argv)
+    if args.add:
+        add(args.add)
+    stale = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        fresh = with_tables(text)
+        if fresh != text and args.check:
+            stale.append(str(page.relative_to(ROOT)))
+        elif fresh != text:
+            page.write_text(fresh, encoding="utf-8")
+            print(f"{page.relative_to(ROOT)} written")
+    if stale:
+        print(f"not current: {', '.join(stale)}; run 'make results-page'", file=sys.stderr)
+    return bool(stale)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
