@@ -54,8 +54,8 @@ def build_transformer_config(
 ) -> TransformerConfig:
     """Megatron's configuration of this model. ``recompute`` keeps only layer inputs and recomputes each layer in backward.
 
-    ``recompute_first_layers`` does so for that many layers, ``recompute_modules`` recomputes parts of each layer instead (Megatron's granularity "selective").
-    ``perform_initialization`` False leaves fresh weights undefined, for models that are about to be loaded.
+    ``recompute_first_layers`` does so for that many layers; ``recompute_modules`` recomputes parts of each layer instead (Megatron's
+    granularity "selective"). ``perform_initialization`` False leaves fresh weights undefined, for models that are about to be loaded.
     """
     check_tensor_parallel_size(shape, tensor_model_parallel_size)
     settings: dict[str, Any] = {

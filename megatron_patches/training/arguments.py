@@ -33,7 +33,9 @@ MEGATRON_FLAGS: dict[str, list[Flag]] = {
         _value("--tensor-model-parallel-size", int, 1, "Ranks that share each layer; it must divide the model's key-value groups."),
         _value("--pipeline-model-parallel-size", int, 1, "Only 1: every core head's layer must see the same loss."),
         _value("--context-parallel-size", int, 1, "Only 1: the rows of I_q need the whole sequence on one rank."),
-        _switch("--sequence-parallel", "Split norms and what lies between layers over the sequence; without effect at tensor parallelism 1."),
+        _switch(
+            "--sequence-parallel", "Split norms and what lies between layers over the sequence; without effect at tensor parallelism 1."
+        ),
         _switch("--use-distributed-optimizer", "Shard the optimizer's state over data-parallel ranks."),
         _switch("--overlap-grad-reduce", "Reduce gradients while the backward pass still runs."),
         _switch("--overlap-param-gather", "Gather parameters while the forward pass runs; needs the distributed optimizer."),

@@ -57,7 +57,18 @@ def alone(forge, toy, tmp_path_factory):
         (1, ("--micro-batch-size", "2")),
         (1, ("--headrank-full-depth",)),
     ],
-    ids=["tp2", "dp2", "dp2-distributed-optimizer", "tp2-dp2", "tp4-recompute", "tp2-sequence", "recompute-modules", "recompute-block", "micro2", "full-depth"],
+    ids=[
+        "tp2",
+        "dp2",
+        "dp2-distributed-optimizer",
+        "tp2-dp2",
+        "tp4-recompute",
+        "tp2-sequence",
+        "recompute-modules",
+        "recompute-block",
+        "micro2",
+        "full-depth",
+    ],
 )
 def test_losses_agree_step_by_step_whatever_the_sizes(forge, toy, alone, tmp_path, ranks, more):
     outcome = forge.run(flags(toy, tmp_path, *more), tmp_path / "log", ranks=ranks)

@@ -196,7 +196,10 @@ def test_flags_must_fit_the_machine(flags, has_gpu, words):
 def test_recomputation_means_what_megatron_means():
     assert config("--recompute-activations").recompute_modules == ("core_attn",)
     assert not config("--recompute-activations").recompute
-    assert config("--recompute-granularity", "selective", "--recompute-modules", "mlp", "core_attn").recompute_modules == ("mlp", "core_attn")
+    assert config("--recompute-activations", "--recompute-modules", "mlp", "core_attn").recompute_modules == (
+        "mlp",
+        "core_attn",
+    )
     block = config("--recompute-granularity", "full", "--recompute-method", "block", "--recompute-num-layers", "3")
     assert (block.recompute, block.recompute_first_layers, block.recompute_modules) == (True, 3, ())
 

@@ -7,4 +7,4 @@ because the real one falls back to S x S matrices.
 
 __version__ = "2.11.0"
 
-from transformer_engine import common, pytorch  # noqa: E402, F401
+from transformer_engine import common, pytorch  # noqa: F401

@@ -71,7 +71,9 @@ class Linear(_Module):
 
         is_split = self.sequence_parallel and self.parallel_mode is not None
         if self.parallel_mode == "column":
-            whole = tensor_parallel.gather_from_sequence_parallel_region if is_split else tensor_parallel.copy_to_tensor_model_parallel_region
+            whole = (
+                tensor_parallel.gather_from_sequence_parallel_region if is_split else tensor_parallel.copy_to_tensor_model_parallel_region
+            )
             x = whole(x, group=self.tp_group)
         y = F.linear(x, self.weight, None if self.return_bias else self.bias)
         if self.parallel_mode == "row":
