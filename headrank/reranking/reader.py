@@ -7,7 +7,7 @@ the layers up to the deepest head are loaded, and the forward leaves from inside
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,18 +69,28 @@ class AttentionReader:
         self.encoder = PromptEncoder(self.tokenizer, prompt, self.encoder.max_length)
 
     @torch.inference_mode()
-    def read(self, contexts: Sequence[EncodedContext], heads_by_layer: Mapping[int, Sequence[int]], *, stop_early: bool = True) -> Capture:
-        """Forward a batch and return the rows of the heads asked for, stopping inside the deepest of their layers."""
+    def read(
+        self,
+        contexts: Sequence[EncodedContext],
+        heads_by_layer: Mapping[int, Sequence[int]],
+        *,
+        stop_early: bool = True,
+        reads: Collection[str] = ("mass",),
+    ) -> Capture:
+        """Forward a batch and return the rows of the heads asked for, stopping inside the deepest of their layers.
+
+        ``reads`` names what is wanted of them: "mass" (averaged rows), "log-mass" (log ratios), or both.
+        """
         deepest = max(heads_by_layer)
         if deepest >= self.loaded_layers:
             raise InputError(f"{self.name}: layer {deepest} was asked for, but only {self.loaded_layers} layers are loaded")
         input_ids_BS, layout = batch_contexts(contexts, self.tokenizer.pad_token_id or 0, self.device)
-        capture = Capture(layout, heads_by_layer, deepest if stop_early else None)
+        capture = Capture(layout, heads_by_layer, deepest if stop_early else None, frozenset(reads))
         try:
             self.model(input_ids=input_ids_BS, position_ids=layout.position_ids_BS, use_cache=False, headrank=capture)
         except ExitEarly:
             pass
-        missing = set(heads_by_layer) - set(capture.query_rows)
+        missing = set(heads_by_layer) - set(capture.query_rows or capture.log_ratios)
         if missing:
             raise InputError(f"{self.name}: this architecture does not call the registered attention (layer {min(missing)} was never seen)")
         return capture

@@ -68,9 +68,7 @@ def load_heads(config: TrainingConfig, shape: ModelShape) -> HeadSet:
     return HeadSet.all_heads(shape.layers, shape.heads, model=heads.model, prompt=heads.prompt)
 
 
-def open_training_set(
-    config: TrainingConfig, shape: ModelShape, heads: HeadSet, directory: str, position_span: int | None = None
-) -> TrainingSet:
+def open_training_set(config: TrainingConfig, shape: ModelShape, heads: HeadSet, directory: str) -> TrainingSet:
     """The samples of a directory, tokenised for this model with the prompt the heads were selected with. Collective.
 
     The tokens are kept in the directory or, where a rank finds that it cannot be written, below --save for all ranks.
@@ -85,7 +83,6 @@ def open_training_set(
         config.permutations,
         epoch=config.epoch_unit,
         with_retriever_order=config.with_retriever_order,
-        position_span=position_span,
     )
     try:
         return _on_every_rank(opened)
@@ -127,7 +124,7 @@ def _tokenizer(config: TrainingConfig) -> Any:
 def prepare_run(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> tuple[Run, Iterator[Batch]]:
     """Build or resume a run; afterwards only the loop is left."""
     config = resolve_start(config)
-    data = open_training_set(config, shape, heads, config.train_data, config.position_span)
+    data = open_training_set(config, shape, heads, config.train_data)
     held_out = _held_out(config, shape, heads, data)
     config = config.with_length(len(data))
     _announce(config, shape, heads, data, len(held_out))

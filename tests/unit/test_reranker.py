@@ -166,7 +166,7 @@ def _lose_the_tokenizer(folder: Path) -> None:
     ("damage", "message"),
     [
         (_drop_a_weight, "1 weights are missing.*layers.0.self_attn.q_proj.weight"),
-        (_cut_the_weights, r"model.safetensors: cannot be read"),
+        (_cut_the_weights, r"model.safetensors: cannot be read|are its files complete"),
         (_widen_the_config, "of another shape than config.json"),
         (_lose_the_tokenizer, "tokenizer"),
     ],
