@@ -60,7 +60,8 @@ def _survives(work: Callable[[], object]) -> bool:
         return False
     child = os.fork()
     if child == 0:  # nothing but the work: no clean-up, no handlers of ours, and a deadline of its own
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        for number in (signal.SIGALRM, signal.SIGILL):  # faulthandler would print a traceback that alarms the user
+            signal.signal(number, signal.SIG_DFL)
         signal.alarm(_PROBE_SECONDS)
         torch.set_num_threads(1)  # the parent's OpenMP threads do not exist in a forked child; waiting for them would hang
         work()

@@ -10,6 +10,7 @@ Shapes: T tokens, I input features, O output channels.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -57,7 +58,8 @@ def quantise_tokens(values_TI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 def quantise(decoder: Decoder) -> Decoder:
     """Replace every projection of a float32 decoder on the CPU, layer by layer, so that no second copy of the model is held."""
     for layer in decoder.layers:
-        attention, unit = layer.self_attn, layer.mlp
+        attention: Any = layer.self_attn  # modules lose their classes in a ModuleList
+        unit: Any = layer.mlp
         attention.integer_read = Int8Projections([attention.q_proj, attention.k_proj, attention.v_proj])
         attention.integer_write = Int8Projections([attention.o_proj])
         unit.integer_read = Int8Projections([unit.gate_proj, unit.up_proj])
