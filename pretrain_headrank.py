@@ -50,21 +50,19 @@ def run(args: argparse.Namespace) -> int:
     from megatron_patches import device
     from megatron_patches.layer_spec import has_transformer_engine
     from megatron_patches.shape import ModelShape
-    from megatron_patches.training.config import check_heads, check_network_flags, check_position_span, config_from
+    from megatron_patches.training.config import check_heads, config_from
     from megatron_patches.training.config_checks import check_machine, check_outputs
     from megatron_patches.training.loop import train
-    from megatron_patches.training.run_setup import load_heads, prepare_run, resolve_model
+    from megatron_patches.training.run_setup import load_heads, prepare_run, with_local_model
     from megatron_patches.training.training_log import set_up_logging
 
     rank, world_size, _ = device.world_from_environment()
     set_up_logging(rank)
     config = config_from(args, world_size)
     check_machine(args, has_cuda=device.has_cuda(), has_transformer_engine=has_transformer_engine())
-    config = resolve_model(config)
+    config = with_local_model(config)
     shape = ModelShape.from_hf(config.model)
-    check_network_flags(args, shape)
     heads = load_heads(config, shape)
-    check_position_span(config, shape, heads)
     check_heads(heads, shape, config)
     check_outputs(args, is_writer=rank == 0)
     device.initialize(config.tensor_parallel, seed=config.seed, timeout_minutes=config.distributed_timeout_minutes)

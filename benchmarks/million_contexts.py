@@ -117,7 +117,7 @@ def _peak_megabytes() -> float:
 def _stage(args: argparse.Namespace) -> None:
     from transformers import AutoTokenizer
 
-    from headrank.commands.options import resolve_model
+    from headrank.reranking.model_sources import resolve_model
 
     start = time.perf_counter()
     if args.stage == "make":

@@ -32,11 +32,11 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModel, 
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from headrank.commands.options import resolve_model
 from headrank.method.heads import HeadSet
 from headrank.method.prompt import PromptTemplate
 from headrank.method.spans import PromptEncoder
 from headrank.model_config import load_config, truncate_config
+from headrank.reranking.model_sources import resolve_model
 from headrank.reranking.reader import quiet_loading
 from headrank.reranking.reranker import HeadRankReranker
 

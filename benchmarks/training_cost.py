@@ -188,7 +188,7 @@ def time_ranks(args: argparse.Namespace) -> dict[str, float]:
     """Seconds a step of two contexts at one rank, TP 2 and DP 2, each a torchrun of its own with one thread a rank."""
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    from headrank.commands.options import resolve_model
+    from headrank.reranking.model_sources import resolve_model
 
     found = {}
     with tempfile.TemporaryDirectory() as directory:
@@ -233,7 +233,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--ranks-of", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args(argv)
-    from headrank.commands.options import resolve_model
+    from headrank.reranking.model_sources import resolve_model
     from megatron_patches import device
 
     try:

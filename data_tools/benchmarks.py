@@ -12,8 +12,8 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data_tools.published import PublishedNumber, published_numbers
 from headrank.errors import InputError
+from headrank.evaluation.published import PublishedNumber, published_numbers
 
 _OWN_LICENCE = "see the source's own terms; BEIR grants none"
 _WIKIPEDIA_LICENCE = "texts of Wikipedia (CC BY-SA); see the source's own terms"
@@ -214,7 +214,7 @@ def find_benchmark(name: str) -> Benchmark:
 
 def benchmark_home(given: str | os.PathLike[str] | None = None) -> Path:
     """Where prepared benchmarks lie: the given folder, else $HEADRANK_BENCHMARKS, else the user's cache."""
-    from data_tools.sources.embedded import cache_directory
+    from headrank.reranking.embedded_model import cache_directory
 
     named = given or os.environ.get("HEADRANK_BENCHMARKS")
     return Path(named).expanduser() if named else cache_directory() / "benchmarks"

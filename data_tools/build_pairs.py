@@ -18,9 +18,9 @@ from data_tools.contexts import CONTEXTS_FILE, PAIRS_FILE, SUMMARY_FILE, Context
 from data_tools.labels.grades import GradeSettings
 from data_tools.labels.sources import CollectionLabels, Label, labels_of
 from data_tools.pairs import SUBLISTS_BY, adjacent_pairs, cap_pairs, known_grades, random_pairs, sample_strata, sample_sublists
-from data_tools.seeds import generator
 from headrank.errors import InputError
 from headrank.formats import Candidate, Collection, Document, Run, atomic_write
+from headrank.seeds import generator
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ network permutes a slightly larger power-of-four range; stepping until the value
 
 from __future__ import annotations
 
-from data_tools.seeds import stable_hash
+from headrank.seeds import stable_hash
 
 _ROUNDS = 6
 _MASK64 = (1 << 64) - 1

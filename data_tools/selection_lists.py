@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from data_tools.contexts import CONTEXTS_FILE, iterate_contexts
+from headrank.method.ordering import order_numbers, selection_order
 from headrank.method.prompt import PromptTemplate
-from headrank.selection.selection import SelectionContext, in_prompt_order, list_orders
+from headrank.selection.selection import SelectionContext
 
 
 def training_contexts(
@@ -15,9 +16,10 @@ def training_contexts(
     """The lists of a folder of 'headrank pairs' with the grades they have there, in the orders that are asked for."""
     lists = list(iterate_contexts(Path(folder) / CONTEXTS_FILE))
     contexts = []
-    for order in list_orders(permutations, with_retriever_order):
+    for order in order_numbers(permutations, with_retriever_order):
         for context in lists:
-            listed = in_prompt_order(context.documents, f"{seed}:{context.context_id}:{order}" if order else None, template)
+            ranks = selection_order(template, len(context.documents), seed=seed, list_id=context.context_id, number=order)
+            listed = [context.documents[rank] for rank in ranks]
             contexts.append(
                 SelectionContext(
                     collection=context.context_id.split("/")[0],

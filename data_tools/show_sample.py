@@ -11,6 +11,7 @@ import numpy as np
 
 from data_tools.contexts import CONTEXTS_FILE, PAIRS_FILE, Context, iterate_contexts, iterate_pairs, pair_indices
 from headrank.errors import InputError
+from headrank.method.ordering import retriever_order
 from headrank.method.spans import EncodedContext, PromptEncoder
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def render_context(directory: Path, number: int, encoder: PromptEncoder, words: 
     Documents stand in the template's order; ``words`` cuts what is shown of each, never what is tokenised.
     """
     context = _find(directory, number)
-    order = encoder.template.prompt_order(len(context.documents))
+    order = retriever_order(encoder.template, len(context.documents))
     encoded = encoder.encode(context.query, [(context.documents[i].title, context.documents[i].text) for i in order])
     places = {context.documents[index].doc_id: (place, context.documents[index].grade) for place, index in enumerate(order)}
     pairs = [

@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from data_tools.contexts import CONTEXTS_FILE, PAIRS_FILE, iterate_contexts_with_pairs
-from data_tools.seeds import generator
 from headrank.errors import InputError
 from headrank.formats import read_json
+from headrank.method.ordering import training_order
 from headrank.method.spans import EncodedContext, PromptEncoder
 
 logger = logging.getLogger(__name__)
@@ -66,13 +66,6 @@ def context_bytes(num_tokens: float, num_documents: float, num_pairs: float, nam
         "name_ends": 1,
     }
     return sum(count * _WIDTHS.get(name, 1) * np.dtype(_ARRAYS[name]).itemsize for name, count in entries.items())
-
-
-def document_order(encoder: PromptEncoder, context_id: str, num_documents: int, permutation: int, seed: int) -> np.ndarray:
-    """List indices in prompt order: the template's order for permutation 0, a fixed random one for 1, 2, ..."""
-    if permutation == 0:
-        return np.asarray(encoder.template.prompt_order(num_documents))
-    return generator(seed, "document-order", permutation, context_id).permutation(num_documents)
 
 
 class TokenCache:
@@ -235,7 +228,10 @@ def _write_rows(directory: Path, encoder: PromptEncoder, permutations: Sequence[
     _write(writers, "pair_starts", [0])
     for chunk in _chunks(iterate_contexts_with_pairs(directory), max(1, _PROMPTS_PER_CALL // len(permutations))):
         orders = [
-            [document_order(encoder, context.context_id, len(context.documents), permutation, seed) for permutation in permutations]
+            [
+                training_order(encoder.template, len(context.documents), seed=seed, list_id=context.context_id, number=number)
+                for number in permutations
+            ]
             for context, _ in chunk
         ]
         prompts = [

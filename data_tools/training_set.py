@@ -20,11 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from data_tools.epoch_order import EpochOrder
-from data_tools.position_gaps import spread
-from data_tools.seeds import generator, stable_hash
 from data_tools.token_cache import open_cache
 from headrank.errors import InputError
 from headrank.method.spans import EncodedContext, PromptEncoder
+from headrank.seeds import generator, stable_hash
 
 EPOCHS = ("pairs", "contexts")
 
@@ -58,13 +57,9 @@ class TrainingSet:
         epoch: str = "pairs",
         with_retriever_order: bool = False,
         permutation_seed: int = 0,
-        position_span: int | None = None,
         cache_directory: str | Path | None = None,
     ) -> None:
-        """Tokenise ``directory`` (once, then cached in directory/cache or ``cache_directory``) and open it.
-
-        ``position_span`` moves the documents of every list apart (data_tools/position_gaps.py).
-        """
+        """Tokenise ``directory`` (once, then cached in directory/cache or ``cache_directory``) and open it."""
         if pairs_per_context < 1:
             raise InputError(f"pairs per context must be at least 1, not {pairs_per_context}")
         if permutations < 0:
@@ -73,7 +68,6 @@ class TrainingSet:
             raise InputError(f"epoch {epoch!r} is not one of {', '.join(EPOCHS)}")
         self.directory, self.encoder = Path(directory), encoder
         self.pairs_per_context, self.seed, self.epoch_unit = pairs_per_context, seed, epoch
-        self.position_span = position_span
         ids = range(1, permutations + 1) if permutations else range(1)
         self.permutation_ids = (0, *ids) if permutations and with_retriever_order else tuple(ids)
         cache = None if cache_directory is None else Path(cache_directory)
@@ -148,8 +142,6 @@ class TrainingSet:
         position[order] = np.arange(len(order))
         context_id, query_id = self.cache.names_of(context)
         teacher = self.cache.teacher_of(context)[order]
-        if self.position_span is not None:
-            encoded = spread(encoded, self.position_span, context_id, self.permutation_ids[slot])
         return Sample(
             context_id=context_id,
             query_id=query_id,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from data_tools.sources.embedded import embedded_model_directory
 from headrank import HeadRankReranker
 
 PASSAGES = [
@@ -22,7 +21,7 @@ PASSAGES = [
 
 def main() -> None:
     """Print the passages, best first."""
-    model = sys.argv[1] if len(sys.argv) > 1 else str(embedded_model_directory())
+    model = sys.argv[1] if len(sys.argv) > 1 else "embedded"
     trained = (Path(model) / "headrank.json").is_file()
     reranker = HeadRankReranker.from_pretrained(model, heads=None if trained else "all")
     for row in reranker.rank("why does a violin bow need rosin", PASSAGES, return_documents=True):

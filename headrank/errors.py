@@ -6,11 +6,11 @@ import argparse
 from typing import NoReturn
 
 
-class InputError(Exception):
-    """Bad input from outside: a file, a flag, a checkpoint.
+class InputError(ValueError):
+    """Bad input from outside: a file, a parameter, a checkpoint.
 
-    The message is one line that names the place (file and line, or flag), the value found and the remedy. Commands
-    print it without a traceback and exit with code 2; library callers can catch it.
+    The message is one line that names the place (file and line, or parameter), the value found and the remedy. Commands
+    print it without a traceback and exit with code 2; library callers can catch it, also as the ValueError it is.
     """
 
 

@@ -1,6 +1,6 @@
 """Every method of the paper's tables under one roof: a registry and one function that builds its ranker.
 
-A ranker is anything with ``score_lists(requests) -> list[ListScores]``: scores in the order the documents were given,
+A ranker is anything with ``score_batch(requests) -> list[ListScores]``: scores in the order the documents were given,
 higher is better. The attention methods are HeadRankReranker with another HeadSet; RankGPT writes its ranking; a
 first-stage ranker keeps the order of its run.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Ranker(Protocol):
     """What every method offers to commands and evaluations."""
 
-    def score_lists(self, requests: Sequence[tuple[str, Sequence[DocumentLike]]]) -> list[ListScores]:
+    def score_batch(self, requests: Sequence[tuple[str, Sequence[DocumentLike]]]) -> list[ListScores]:
         """The scores of each (query, documents) list in the order its documents were given."""
 
 
@@ -79,6 +79,26 @@ def find_method(name: str) -> Method:
         raise InputError(f"method {name!r} is not one of {', '.join(METHODS)}") from None
 
 
+def method_name(method: str) -> str:
+    """The name for people: 'core' is CoRe, 'headrank+reselected' is HeadRank (reselected); unknown names stay as they are."""
+    base, plus, variant = method.partition("+")
+    name = METHODS[base].title if base in METHODS else base
+    return f"{name} ({variant})" if plus else name
+
+
+def method_order(method: str) -> tuple[int, str]:
+    """Sort key that gives the paper's row order, variants after their method, unknown methods last."""
+    base = method.partition("+")[0]
+    known = list(METHODS)
+    return (known.index(base) if base in known else len(known), method)
+
+
+def method_kind(method: str) -> str:
+    """first-stage, generative or attention; a method that nobody registered counts as attention."""
+    known = METHODS.get(method.partition("+")[0])
+    return known.kind if known is not None else "attention"
+
+
 def build_ranker(method: str, model: str | Path | None, heads: HeadSet | str | Path | None = None, **options: Any) -> Ranker:
     """The ranker of a method on a model.
 
@@ -107,9 +127,7 @@ def _attention_ranker(method: Method, model: str | Path, heads: HeadSet | str | 
     from headrank.reranking.reranker import HeadRankReranker
 
     if method.name == "icr":
-        from headrank.selection.icr import all_heads
-
-        return HeadRankReranker.from_pretrained(model, all_heads(model, options.get("prompt")), **options)
+        return HeadRankReranker.from_pretrained(model, "all", **options)
     if heads is None and method.name != "headrank":
         raise InputError(
             f"method {method.name!r} needs heads: run 'headrank select-heads --method {method.selection} --output heads.json' "
@@ -121,7 +139,7 @@ def _attention_ranker(method: Method, model: str | Path, heads: HeadSet | str | 
 class FirstStage:
     """A first-stage ranker such as BM25 or ColBERTv2: the lists come in as its run and keep their order."""
 
-    def score_lists(self, requests: Sequence[tuple[str, Sequence[DocumentLike]]]) -> list[ListScores]:
+    def score_batch(self, requests: Sequence[tuple[str, Sequence[DocumentLike]]]) -> list[ListScores]:
         """Scores that fall with the position: N, N - 1, ..., 1."""
         import numpy as np
 

@@ -1,6 +1,6 @@
 """A model's configuration, read without its weights, and cut to fewer layers if need be.
 
-No modelling code of transformers is imported, so that a trainer or a converter starts seconds sooner.
+transformers is imported only where its own configuration classes are needed: it costs seconds.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
-
 from headrank.errors import InputError
+from headrank.reranking.decoder_files import DecoderShape
 
 
 def load_config(model: str | Path) -> Any:
     """The model's configuration; a missing model is one clear line."""
+    from transformers import AutoConfig
+
     try:
         return AutoConfig.from_pretrained(model)
     except (OSError, ValueError, KeyError) as error:
@@ -30,7 +31,7 @@ def text_config(config: Any) -> Any:
 
 def model_size(model: str | Path) -> tuple[int, int]:
     """(layers, query heads) of a model, from its configuration alone."""
-    config = text_config(load_config(model))
+    config = DecoderShape.read(model) or text_config(load_config(model))
     return int(config.num_hidden_layers), int(config.num_attention_heads)
 
 

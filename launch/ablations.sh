@@ -8,7 +8,7 @@
 # them with documents side by side, where an empty SHUFFLE saves half of the measurements. For TREC DL with the embedded model first export
 # the settings of launch/results.sh: TRAIN_QUERIES, SELECT_ON, DEPTH, SELECT_FLAGS (and in it --query-rows query --max-words 64), PAIRS_FLAGS,
 # PERMUTATIONS, LR, EPOCHS, PAIRS_PER_CONTEXT, GLOBAL_BATCH_SIZE, RESELECT_FLAGS (some depend on LAYOUT); and give its --bf16 --lr-decay-style
-# cosine --lr-warmup-iters 6, in a sequential layout --headrank-with-retriever-order --headrank-position-span 5000 too.
+# cosine --lr-warmup-iters 6, in a sequential layout --headrank-with-retriever-order too.
 #
 # Rows beside the paper's: 'untrained' reads the same heads in the model before training, 'control' reads the final heads in it: what
 # re-selection finds without training (with RESELECT=0 there is none, and 'untrained' alone). Each is measured in the retriever's order

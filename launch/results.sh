@@ -6,8 +6,7 @@
 #
 # All heads are selected on the paper's prompt. HeadRank then reads documents side by side (LAYOUT): no order of a list changes its scores,
 # and it is measured in one order only. The training-free methods are measured as their papers have them, in every one of ORDERS, and side
-# by side too (rows '+parallel'). With LAYOUT=sequential HeadRank has the paper's prompt, in every order, and the documents of its training
-# lists are spread over the positions of a long one (SPAN), so that short lists teach long ones.
+# by side too (rows '+parallel'). With LAYOUT=sequential HeadRank has the paper's prompt, in every order.
 # Everything resumes: stop it at any time and start it again. Settings were chosen with launch/tune.sh on VALID_QUERIES, which are
 # training queries; the test collections are read by 'evaluate' and 'rankgpt' only.
 set -euo pipefail
@@ -36,10 +35,9 @@ JOBS=${JOBS:-1}                                # trainings, then measurements, a
 export SELECT_ON=${SELECT_ON:-examples/collection} DEPTH=${DEPTH:-12} # candidates in a list for head selection
 export SELECT_FLAGS=${SELECT_FLAGS:---only examples/collection/train.qids --no-retriever-order --prune 0.3}
 if [[ $LAYOUT == parallel ]]; then
-    SPAN=${SPAN:-} SUBLISTS=2 LR=${LR:-3e-5}
+    SUBLISTS=2 LR=${LR:-3e-5}
     export RESELECT_FLAGS=${RESELECT_FLAGS:---temperature 0.01} # 0.001 would prefer heads of the first layers there
 fi
-SPAN=${SPAN-5000}                              # positions that a training list may cover; empty: those of its tokens
 export PAIRS_FLAGS=${PAIRS_FLAGS:---depth 100 --unjudged-as-zero --sublists ${SUBLISTS:-3} --sublist-size 8-16} # training lists, of the top 100
 export PERMUTATIONS=${PERMUTATIONS:-1} LR=${LR:-1e-4} EPOCHS=${EPOCHS:-1} PAIRS_PER_CONTEXT=${PAIRS_PER_CONTEXT:-64}
 export GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-1} NPROC=${NPROC:-1} TP=${TP:-1} SAVE_INTERVAL=${SAVE_INTERVAL:-50} PYTHON=${PYTHON:-python} DRY_RUN=${DRY_RUN:-0}
@@ -52,7 +50,6 @@ for name in JOBS MAX_WORDS NEEDLES NPROC TP; do need_number "$name"; done
 need_number PERMUTATIONS 0
 need_decimal LR EPOCHS
 need_multiple NPROC "$TP" TP
-[[ -z $SPAN ]] || need_number SPAN
 for name in SEEDS DEPTHS; do need_numbers "$name"; done
 need_one_of DTYPE bfloat16 float32
 need_one_of QUERY_ROWS query query-suffix instruction
@@ -62,12 +59,11 @@ JOBS=$((10#$JOBS)) CORES=$(getconf _NPROCESSORS_ONLN) pids=()
 FLAGS=()
 [[ $DTYPE == float32 ]] || FLAGS+=(--bf16)
 if [[ $LAYOUT == parallel ]]; then
-    [[ -z $SPAN ]] || stop "SPAN '$SPAN' is for LAYOUT=sequential; documents side by side are all at the same distance"
     FLAGS+=(--headrank-document-layout parallel)
 elif ((PERMUTATIONS)); then
     FLAGS+=(--headrank-with-retriever-order) # lists come in the retriever's order and shuffled, as in the tests
 fi
-FLAGS+=(--lr-decay-style cosine --lr-warmup-iters 6 ${SPAN:+--headrank-position-span "$SPAN"})
+FLAGS+=(--lr-decay-style cosine --lr-warmup-iters 6)
 
 wants() { [[ " $PHASES " == *" $1 "* ]]; }
 

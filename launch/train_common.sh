@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# The shared part of launch/train_qwen3_*.sh, sourced after their model block (NAME, MODEL, TP, LR, MODEL_ARGS).
+# The shared part of launch/train_qwen3_*.sh, sourced after their model block (NAME, MODEL, TP, LR).
 #
 # Paths: the first arguments that are not flags are MODEL, HEADS, TRAIN_DATA and SAVE, in this order; or set the variables. All other
 # arguments go to pretrain_headrank.py. Started again with the same SAVE it goes on from the last good checkpoint.
@@ -8,7 +8,7 @@
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=launch/common.sh
 . "$root/launch/common.sh"
-: "${NAME:?}" "${MODEL:?}" "${TP:?}" "${LR:?}" "${MODEL_ARGS[0]:?}"
+: "${NAME:?}" "${MODEL:?}" "${TP:?}" "${LR:?}"
 
 SAVE=${SAVE:-runs/$NAME}
 HEADS=${HEADS:-$SAVE/heads.json}               # 'headrank select-heads' makes it; see below
@@ -67,8 +67,6 @@ else
 fi
 DISTRIBUTED_ARGS=(--tensor-model-parallel-size "$TP" --distributed-backend "$BACKEND" --use-distributed-optimizer --overlap-grad-reduce
     --overlap-param-gather --exit-signal-handler ${EXIT_MINUTES:+--exit-duration-in-mins "$EXIT_MINUTES"})
-QWEN3_ARGS=(--group-query-attention --qk-layernorm --swiglu --disable-bias-linear --normalization RMSNorm --norm-epsilon 1e-6
-    --position-embedding-type rope --rotary-base 1000000 --padded-vocab-size 151936 --attention-dropout 0 --hidden-dropout 0)
 TRAINING_ARGS=(--micro-batch-size "$MICRO_BATCH_SIZE" --global-batch-size "$GLOBAL_BATCH_SIZE" --lr "$LR" --lr-decay-style linear
     --weight-decay 0.01 --clip-grad "$CLIP_GRAD" --seed "$SEED" ${TRAIN_ITERS:+--train-iters "$TRAIN_ITERS"})
 if [[ $PRECISION == bf16 ]]; then TRAINING_ARGS+=(--bf16 --accumulate-allreduce-grads-in-fp32); fi
@@ -78,7 +76,7 @@ CHECKPOINT_AND_LOGGING_ARGS=(--save "$SAVE" --save-interval "$SAVE_INTERVAL" --c
     --tensorboard-dir "$SAVE/tensorboard")
 HEADRANK_ARGS=(--headrank-model "$MODEL" --headrank-heads "$HEADS" --headrank-pairs-per-context "$PAIRS_PER_CONTEXT"
     --headrank-epochs "$EPOCHS" --headrank-epoch-unit pairs --headrank-alpha "$ALPHA" --headrank-beta "$BETA")
-COMMAND=("${TORCHRUN[@]}" "$root/pretrain_headrank.py" "${DISTRIBUTED_ARGS[@]}" "${MODEL_ARGS[@]}" "${QWEN3_ARGS[@]}" "${TRAINING_ARGS[@]}"
+COMMAND=("${TORCHRUN[@]}" "$root/pretrain_headrank.py" "${DISTRIBUTED_ARGS[@]}" "${TRAINING_ARGS[@]}"
     "${DATA_ARGS[@]}" "${CHECKPOINT_AND_LOGGING_ARGS[@]}" "${HEADRANK_ARGS[@]}" "$@")
 
 printf '%q ' "${COMMAND[@]}"

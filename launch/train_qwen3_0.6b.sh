@@ -11,7 +11,6 @@ NAME=qwen3_0.6b
 MODEL=${MODEL:-models/Qwen3-0.6B}
 TP=${TP:-4}
 LR=${LR:-1e-5}
-MODEL_ARGS=(--num-layers 28 --hidden-size 1024 --ffn-hidden-size 3072 --num-attention-heads 16 --num-query-groups 8 --kv-channels 128)
 
 # shellcheck source=launch/train_common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/train_common.sh"

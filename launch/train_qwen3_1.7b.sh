@@ -11,7 +11,6 @@ NAME=qwen3_1.7b
 MODEL=${MODEL:-models/Qwen3-1.7B}
 TP=${TP:-4}
 LR=${LR:-5e-6}
-MODEL_ARGS=(--num-layers 28 --hidden-size 2048 --ffn-hidden-size 6144 --num-attention-heads 16 --num-query-groups 8 --kv-channels 128)
 
 # shellcheck source=launch/train_common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/train_common.sh"

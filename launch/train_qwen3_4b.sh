@@ -11,7 +11,6 @@ NAME=qwen3_4b
 MODEL=${MODEL:-models/Qwen3-4B}
 TP=${TP:-8}
 LR=${LR:-2e-6}
-MODEL_ARGS=(--num-layers 36 --hidden-size 2560 --ffn-hidden-size 9728 --num-attention-heads 32 --num-query-groups 8 --kv-channels 128)
 
 # shellcheck source=launch/train_common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/train_common.sh"

@@ -63,8 +63,8 @@ def embedded_collection() -> Path:
 @pytest.fixture(scope="session")
 def embedded_model() -> Path:
     """The directory of the embedded model, fetched into the user's cache on first use."""
-    from data_tools.sources.embedded import embedded_model_directory
     from headrank.errors import InputError
+    from headrank.reranking.embedded_model import embedded_model_directory
 
     try:
         return embedded_model_directory()

@@ -9,9 +9,9 @@ import numpy as np
 
 from headrank.evaluation.measures import evaluate_run
 from headrank.experiments.cells import RUN, SCORES
+from headrank.experiments.metrics_file import write_metrics
 from headrank.formats import Candidate, Qrels, Run, write_jsonl, write_run
 from headrank.method.heads import HeadSet
-from headrank.reports.metrics_file import write_metrics
 
 # method -> (how much of the score is relevance, seconds a query)
 METHODS = {"bm25": (0.0, 0.001), "icr": (0.2, 2.0), "core": (0.6, 1.5), "headrank": (1.4, 1.0)}

@@ -6,7 +6,7 @@ import numpy as np
 
 from headrank.formats import Document
 from headrank.reports.viewer.contents import View, build_view
-from headrank.reranking.reranker import DetailedScores, TokenScores
+from headrank.reranking.explain import Explanation, TokenScores
 
 HEADS = ((3, 1), (3, 2), (5, 0))
 DOCUMENTS = (
@@ -33,7 +33,7 @@ def tokens_of(text: str) -> np.ndarray:
     return np.array(offsets)
 
 
-def detailed_scores() -> DetailedScores:
+def detailed_scores() -> Explanation:
     """Scores of the three documents whose word values are BUMPS."""
     tokens, per_head = [], []
     for document in DOCUMENTS:
@@ -51,7 +51,7 @@ def detailed_scores() -> DetailedScores:
         tokens.append(TokenScores(text, offsets, values.astype(np.float32), is_kept))
         per_head.append((values * is_kept).sum(axis=1))
     per_head_KN = np.array(per_head).T.astype(np.float32)
-    return DetailedScores(per_head_KN.sum(axis=0), per_head_KN, HEADS, tuple(tokens), 90, False)
+    return Explanation(per_head_KN.sum(axis=0), per_head_KN, HEADS, tuple(tokens), 90, False)
 
 
 def make_view(**changes: object) -> View:

@@ -111,7 +111,7 @@ def _list(args: argparse.Namespace) -> int:
 
 def _row(benchmark: Benchmark, home: Path) -> tuple[str, ...]:
     from data_tools.benchmarks import is_ready
-    from data_tools.published import TABLE_1, TABLE_2
+    from headrank.evaluation.published import TABLE_1, TABLE_2
 
     measure = benchmark.measures[-1]
     numbers = {

@@ -21,8 +21,8 @@ from headrank.files import plain_or_gzipped, require_writable
 from headrank.formats import Qrels, Run, atomic_write, read_qrels, read_run
 
 if TYPE_CHECKING:
+    from headrank.evaluation.comparison import Comparison
     from headrank.evaluation.measures import Evaluation
-    from headrank.reports.comparison import Comparison
 
 _log = logging.getLogger(__name__)
 DEFAULT_MEASURES = ("nDCG@10",)
@@ -62,8 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate, compare, write."""
+    from headrank.evaluation.comparison import Settings, compare
     from headrank.evaluation.measures import evaluate_run
-    from headrank.reports.comparison import Settings, compare
 
     qrels = read_qrels(_qrels_path(args))
     only = options.read_id_list(args.only) if args.only else None
@@ -134,7 +134,7 @@ def _warn(name: str, evaluation: Evaluation, loaded: Run) -> None:
 
 
 def _write_metrics(args: argparse.Namespace, paths: dict[str, Path], evaluations: dict[str, Evaluation], qrels: Qrels) -> None:
-    from headrank.reports.metrics_file import read_facts, write_metrics
+    from headrank.experiments.metrics_file import read_facts, write_metrics
 
     benchmark = args.benchmark or Path(args.collection or Path(args.qrels).parent).resolve().name
     written = {name: path for name, path in paths.items() if not (args.first_stage and name == "BM25")}
@@ -147,7 +147,7 @@ def _write_metrics(args: argparse.Namespace, paths: dict[str, Path], evaluations
 
 
 def _rendered(comparison: Comparison, args: argparse.Namespace) -> str:
-    from headrank.reports.comparison import render
+    from headrank.reports.comparison_text import render
 
     if args.format == "json":
         return json.dumps(comparison.to_dict(per_query=args.per_query), indent=2) + "\n"

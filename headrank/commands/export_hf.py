@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from headrank.commands import options
 from headrank.errors import InputError
+from headrank.reranking.model_sources import resolve_model
 
 if TYPE_CHECKING:
     from headrank.method.heads import HeadSet
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from headrank.model_config import load_config
 
     heads = HeadSet.load(args.heads) if args.heads else None
-    source = options.resolve_model(args.base)
+    source = resolve_model(args.base)
     load_config(source)
     if args.exported:
         return _exchange_heads(args, heads, Path(source))

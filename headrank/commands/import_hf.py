@@ -28,9 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Convert and say where the checkpoint is."""
     from headrank.model_config import load_config
+    from headrank.reranking.model_sources import resolve_model
     from megatron_patches import device
 
-    source = options.resolve_model(args.hf)
+    source = resolve_model(args.hf)
     load_config(source)  # a wrong name is reported before Megatron is loaded
     from megatron_patches.checkpoints.conversion import import_hf
     from megatron_patches.checkpoints.safetensors_files import local_directory

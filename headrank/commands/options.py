@@ -70,15 +70,6 @@ def changes_prompt(args: argparse.Namespace) -> bool:
     return any(getattr(args, name, None) is not None for name in _PROMPT_SWITCHES)
 
 
-def resolve_model(name: str) -> str:
-    """A path or hub name that transformers can load; 'embedded' is fetched into the user's cache on first use."""
-    if name != "embedded":
-        return name
-    from data_tools.sources.embedded import embedded_model_directory
-
-    return str(embedded_model_directory())
-
-
 def positive_int(text: str) -> int:
     """argparse type: an integer of at least one."""
     try:

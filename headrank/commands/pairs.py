@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from data_tools.labels.grades import QRELS_MODES
 from data_tools.pairs import SUBLISTS_BY
-from headrank.commands.options import add_prompt_arguments, positive_int, prompt_from, read_id_list, resolve_model
+from headrank.commands.options import add_prompt_arguments, positive_int, prompt_from, read_id_list
 from headrank.errors import InputError
 from headrank.formats import Collection
+from headrank.reranking.model_sources import resolve_model
 
 if TYPE_CHECKING:
     from data_tools.build_pairs import PairCounts
@@ -214,7 +215,7 @@ def format_table(counts: list[PairCounts]) -> str:
 
 
 def _compared_with_paper(counts: list[PairCounts]) -> str:
-    from data_tools.published import TRAINING_PAIRS, TRAINING_QUERIES
+    from headrank.evaluation.published import TRAINING_PAIRS, TRAINING_QUERIES
 
     queries = sum(count.queries - count.unjudged_queries for count in counts)
     pairs = sum(count.pairs for count in counts)
@@ -234,8 +235,9 @@ def _show(args: argparse.Namespace) -> int:
 
     if not (Path(args.output) / CONTEXTS_FILE).is_file():
         raise InputError(f"{args.output}: has no {CONTEXTS_FILE} to show; build it first, without --show")
+    model = resolve_model(args.model)  # its own errors are clear lines already
     try:
-        tokenizer = AutoTokenizer.from_pretrained(resolve_model(args.model))
+        tokenizer = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(

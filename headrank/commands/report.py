@@ -84,11 +84,11 @@ def _report_training(args: argparse.Namespace) -> int:
 
 
 def _report_run(args: argparse.Namespace) -> list[Path]:
+    from headrank.evaluation.comparison import Settings
     from headrank.evaluation.measures import measure_name
     from headrank.experiments.cells import find_cells
     from headrank.files import plain_or_gzipped
     from headrank.formats import read_queries
-    from headrank.reports.comparison import Settings
     from headrank.reports.run_report import RunReport, write_run_report
 
     folder = Path(args.run)
@@ -164,7 +164,7 @@ SHORT_TITLES |= {"dbpedia": "DBPedia", "hotpotqa": "HotpotQA", "2wiki": "2Wiki",
 
 def _paper_specs() -> list[TableSpec]:
     """The paper's Tables 1 to 3 with its published numbers, from the registry of benchmarks."""
-    from data_tools.published import TABLE_1, TABLE_2, TABLE_3
+    from headrank.evaluation.published import TABLE_1, TABLE_2, TABLE_3
 
     return [_spec(TABLE_1, "ndcg10", by_group=True), _spec(TABLE_2, "multihop_recall"), _spec(TABLE_3, "ablation", is_ablation=True)]
 
@@ -172,7 +172,7 @@ def _paper_specs() -> list[TableSpec]:
 def _spec(table: str, name: str, *, by_group: bool = False, is_ablation: bool = False) -> TableSpec:
     """One of the paper's tables: columns in its order, values, averages and success rates as it prints them."""
     from data_tools.benchmarks import BENCHMARKS
-    from data_tools.published import SUCCESS_RATE, published_numbers
+    from headrank.evaluation.published import SUCCESS_RATE, published_numbers
     from headrank.reports.paper_tables import Published, TableSpec
     from headrank.reports.tables import Column
 

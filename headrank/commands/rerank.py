@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from headrank.commands import options
-from headrank.commands.rerank_targets import Target, require_places, targets_of, template_of, write_targets
+from headrank.commands.rerank_targets import Target, require_places, targets_of, write_targets
 from headrank.errors import InputError
 from headrank.files import folder_key
 from headrank.method.prompt import PromptTemplate
+from headrank.reranking.model_sources import resolve_model
 from headrank.reranking.partial_results import PartialResults
 from headrank.reranking.rerank_requests import Request, requests_from_collection, requests_from_file
 
@@ -100,11 +101,11 @@ def _score(rankers: Sequence[Any], batch: list[Request]) -> Iterator[dict[str, A
     """One result line per query of a batch; the time of a batch is shared evenly."""
     started = time.perf_counter()
     lists = [(request.query, [{"title": d.title, "text": d.text} for d in request.documents]) for request in batch]
-    results = [[result] for result in rankers[0].score_lists(lists)] if len(rankers) == 1 else _shared_scores(rankers, lists)
+    results = [[result] for result in rankers[0].score_batch(lists)] if len(rankers) == 1 else _shared_scores(rankers, lists)
     seconds = (time.perf_counter() - started) / len(batch)
     for request, (result, *others) in zip(batch, results, strict=True):
         by_rank = sorted(range(len(request.candidates)), key=lambda place: request.candidates[place].rank)
-        positions = _positions(rankers[0], len(by_rank))
+        positions = result.positions or range(1, len(by_rank) + 1)
         yield (
             {
                 "query_id": request.query_id,
@@ -133,13 +134,6 @@ def _format_kept(result: Any) -> dict[str, Any]:
     if answers is None:
         return {}
     return {"windows": [[answer.num_recovered, len(answer.order), answer.is_strict] for answer in answers]}
-
-
-def _positions(ranker: Any, count: int) -> list[int]:
-    """The 1-based place in the prompt of each document as given; position bias is read off these, not off the ranks."""
-    template = template_of(ranker)
-    order = template.prompt_order(count) if template else list(range(count))
-    return [order.index(given) + 1 for given in range(count)]
 
 
 def _requests(args: argparse.Namespace) -> list[Request]:
@@ -171,7 +165,7 @@ def _build_rankers(args: argparse.Namespace, targets: Sequence[Target]) -> list[
     from headrank.reranking.reader import AttentionReader
     from headrank.reranking.reranker import HeadRankReranker, choose_heads
 
-    model = options.resolve_model(args.model)
+    model = resolve_model(args.model)
     sets = [choose_heads(model, "all" if target.method == "icr" else target.heads) for target in targets]
     prompts = [options.prompt_from(args, heads.prompt) for heads in sets]
     for target, prompt in zip(targets[1:], prompts[1:], strict=True):
@@ -200,7 +194,7 @@ def _build_ranker(args: argparse.Namespace) -> Any:
         return FirstStage()
     from headrank.reranking.reranker import choose_heads
 
-    model = options.resolve_model(args.model)
+    model = resolve_model(args.model)
     heads = choose_heads(model, args.heads) if args.heads or args.method == "headrank" else None
     return build_ranker(
         args.method,

@@ -18,6 +18,7 @@ from headrank.commands import options
 from headrank.errors import InputError
 from headrank.files import require_writable
 from headrank.formats import Collection, iterate_corpus
+from headrank.reranking.model_sources import resolve_model
 
 if TYPE_CHECKING:
     from headrank.method.heads import HeadSet
@@ -166,7 +167,7 @@ def _load_reader(args: argparse.Namespace) -> AttentionReader:
     from headrank.model_config import model_size
     from headrank.reranking.reader import AttentionReader
 
-    model = options.resolve_model(args.model)
+    model = resolve_model(args.model)
     last_layer = _pruned(model_size(model)[0], args.prune) - 1
     return AttentionReader.load(model, prompt=_prompt(args), last_layer=last_layer, device=args.device, dtype=args.dtype)
 
@@ -253,7 +254,7 @@ def _needle_selection(args: argparse.Namespace) -> HeadSet:
 
     passages = [text for collection in (_collections(args) if args.collection or args.corpus else []) for text in _passages(collection)]
     needles = make_needles(args.needles, haystack_words=args.haystack_words, seed=args.seed, passages=passages)
-    selection = NiahSelection.load(options.resolve_model(args.model), device=args.device, dtype=args.dtype)
+    selection = NiahSelection.load(resolve_model(args.model), device=args.device, dtype=args.dtype)
     for needle in options.progress(needles, total=len(needles), description="needles", unit="needle"):
         selection.ask(needle)
     config = selection.generator.model.config.get_text_config(decoder=True)

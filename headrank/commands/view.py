@@ -17,6 +17,7 @@ from headrank.commands import options
 from headrank.errors import InputError
 from headrank.files import require_writable
 from headrank.formats import Collection, Qrels, Run, atomic_write, read_run
+from headrank.reranking.model_sources import resolve_model
 
 if TYPE_CHECKING:
     from headrank.method.prompt import PromptTemplate
@@ -113,14 +114,14 @@ def _view(
     corpus = collection.documents({row.doc_id for row in rows})
     documents = [corpus[row.doc_id] for row in rows]
     reranker = HeadRankReranker.from_pretrained(
-        options.resolve_model(args.model),
+        resolve_model(args.model),
         args.heads,
         device=args.device,
         dtype=args.dtype,
         prompt=_prompt(args),
         calibrate=not args.no_calibration,
     )
-    scores = reranker.scores(queries[query_id], [{"title": document.title, "text": document.text} for document in documents])
+    scores = reranker.explain(queries[query_id], [{"title": document.title, "text": document.text} for document in documents])
     ranks = {args.first_stage: {row.doc_id: row.rank for row in rows}}
     ranks |= {name: {row.doc_id: row.rank for row in run.get(query_id, [])} for name, run in others.items() if name != args.name}
     return build_view(
@@ -143,4 +144,4 @@ def _prompt(args: argparse.Namespace) -> PromptTemplate | None:
         return None
     from headrank.reranking.reranker import choose_heads
 
-    return options.prompt_from(args, choose_heads(options.resolve_model(args.model), args.heads).prompt)
+    return options.prompt_from(args, choose_heads(resolve_model(args.model), args.heads).prompt)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headrank.experiments.cells import QueryScores
+from headrank.evaluation.scored_lists import QueryScores
 
 RELEVANT_FROM = 1  # the lowest grade that counts as relevant; the paper does not say, this is ours
 

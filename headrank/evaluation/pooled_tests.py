@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
+from headrank.evaluation.comparison import Comparison, Settings, compare, scale_of
 from headrank.evaluation.measures import Evaluation
-from headrank.experiments.cells import Cell, method_name, method_order
-from headrank.reports.cell_analyses import method_kind
-from headrank.reports.comparison import Comparison, Settings, compare, scale_of
+from headrank.experiments.cells import Cell
+from headrank.methods import method_kind, method_name, method_order
 from headrank.reports.page import Grid
 from headrank.reports.verdict import p_text
 

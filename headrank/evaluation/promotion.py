@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 from headrank.evaluation.homogenisation import RELEVANT_FROM, middle_zone
-from headrank.experiments.cells import QueryScores
+from headrank.evaluation.scored_lists import QueryScores
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from headrank.errors import InputError
-from headrank.experiments.cells import Cell, QueryScores, parse_scores, require_cell
+from headrank.evaluation.scored_lists import QueryScores, parse_scores
+from headrank.experiments.cells import Cell, require_cell
 from headrank.files import atomic_write, parse_object, read_lines
 
 CELLS, SCORE_LISTS = "cells.jsonl.gz", "scores.jsonl.gz"

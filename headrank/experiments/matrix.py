@@ -20,13 +20,13 @@ from typing import Any
 
 from headrank.errors import InputError
 from headrank.evaluation.measures import evaluate_run, measure_name
-from headrank.experiments.cells import METRICS, RUN, SCORES, Cell, method_name, read_cell
+from headrank.experiments.cells import METRICS, RUN, SCORES, Cell, read_cell
 from headrank.experiments.matrix_plan import ORDERS, MatrixBenchmark, MatrixCell, parse_model, parse_shard, plan_cells, share_forwards
+from headrank.experiments.metrics_file import META, read_facts, write_metrics
 from headrank.files import file_sha256
 from headrank.formats import Collection, read_json, read_qrels, read_run, write_json, write_jsonl, write_run
 from headrank.method.prompt import LAYOUTS, QUERY_ROWS
-from headrank.methods import METHODS
-from headrank.reports.metrics_file import META, read_facts, write_metrics
+from headrank.methods import METHODS, method_name
 
 _log = logging.getLogger(__name__)
 SETTINGS = "cell.json"

@@ -23,6 +23,7 @@ from headrank.errors import InputError
 from headrank.method.prompt import control_tokens, neutralise
 from headrank.model_config import load_config
 from headrank.placement import place
+from headrank.reranking.model_sources import resolve_model
 from headrank.reranking.reader import load_complete
 
 _log = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ class LocalGenerator:
         **options: Any,
     ) -> LocalGenerator:
         """Load a directory or hub name at full depth; an export that left layers out cannot write."""
+        model = resolve_model(model)
         config = load_config(model).get_text_config(decoder=True)
         source_layers = getattr(config, "headrank_source_layers", None)
         if source_layers and source_layers > config.num_hidden_layers:

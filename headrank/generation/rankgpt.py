@@ -17,6 +17,7 @@ import numpy as np
 
 from headrank.errors import InputError
 from headrank.generation.generation import Answer, EndpointGenerator, Generator, LocalGenerator, Message
+from headrank.method.ordering import prompt_positions, retriever_order
 from headrank.method.prompt import PromptTemplate
 from headrank.reranking.rerank_requests import ListScores
 from headrank.reranking.reranker import DocumentLike, titles_and_texts
@@ -159,6 +160,7 @@ class _ListState:
     passages: list[tuple[str, str]]
     windows: Iterator[tuple[int, int]]
     order: list[int]
+    positions: tuple[int, ...]  # in the first prompt
     answers: list[ParsedAnswer] = field(default_factory=list)
     num_tokens: int = 0
     is_shortened: bool = False
@@ -178,7 +180,7 @@ class RankGPT:
         """Success rates of everything ranked so far, with their definition."""
         return self._success.to_dict()
 
-    def score_lists(self, requests: Sequence[tuple[str, Sequence[DocumentLike]]]) -> list[ListScores]:
+    def score_batch(self, requests: Sequence[tuple[str, Sequence[DocumentLike]]]) -> list[ListScores]:
         """Scores N, N - 1, ..., 1 by final position, in the order the documents were given.
 
         The windows of a list follow each other; the lists go side by side, as many at once as the generator takes.
@@ -188,7 +190,8 @@ class RankGPT:
             if not documents:
                 raise InputError(f"no documents to rank for query {query!r}")
             windows = iter(sliding_windows(len(documents), self.window, self.stride))
-            states.append(_ListState(query, titles_and_texts(documents), windows, self.prompt.prompt_order(len(documents))))
+            order = retriever_order(self.prompt, len(documents))
+            states.append(_ListState(query, titles_and_texts(documents), windows, order, tuple(prompt_positions(order))))
         pending = [(state, window) for state in states if (window := next(state.windows, None))]
         while pending:
             self._advance(pending)
@@ -240,7 +243,7 @@ class RankGPT:
         self._success.add(state.answers)
         scores = np.empty(len(state.order), np.float32)
         scores[state.order] = np.arange(len(state.order), 0, -1, dtype=np.float32)
-        return GeneratedScores(scores, state.num_tokens, state.is_shortened, tuple(state.answers))
+        return GeneratedScores(scores, state.num_tokens, state.is_shortened, state.positions, tuple(state.answers))
 
 
 def build_rankgpt(

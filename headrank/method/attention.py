@@ -110,8 +110,6 @@ def _positions(context: EncodedContext) -> np.ndarray:
         return block_positions(context)
     positions = np.arange(context.length)
     positions[context.prefix_length + context.query_length :] -= context.query_length
-    for (_, end), gap in zip(context.document_spans, context.position_gaps, strict=False):  # no gaps at all but in training
-        positions[end:] += gap
     return positions
 
 

@@ -16,8 +16,10 @@ import torch
 from headrank.errors import InputError
 from headrank.formats import read_json, write_json
 from headrank.method.prompt import PromptTemplate
+from headrank.method.readout import Readout
 
-FORMAT = "headrank-heads/1"
+FORMAT = "headrank-heads/1"  # the paper's score: masses with equal weights
+READOUT_FORMAT = "headrank-heads/2"  # with a readout; a headrank that knows only /1 refuses it
 Head = tuple[int, int]  # (layer, head)
 
 
@@ -31,7 +33,8 @@ class HeadSet:
     """The selected heads, best first, and what they were computed from.
 
     ``table`` ranks all heads with the selection's columns; ``settings`` and ``source`` are free-form facts (temperature,
-    collection, versions) that make the file explain itself.
+    collection, versions) that make the file explain itself. ``readout`` says how the heads become a score; None is the paper's
+    sum of calibrated masses with equal weights, written in the old format.
     """
 
     heads: tuple[Head, ...]
@@ -43,6 +46,7 @@ class HeadSet:
     settings: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
     table: tuple[Mapping[str, Any], ...] = ()
+    readout: Readout | None = None
 
     def __post_init__(self) -> None:
         if not self.heads:
@@ -50,6 +54,10 @@ class HeadSet:
         if len(set(self.heads)) != len(self.heads):
             raise InputError("heads: the same head appears twice")
         self.check_fits(self.num_layers, self.num_heads)
+        if self.readout is not None:
+            self.readout.check_count(len(self.heads))
+        if self.prompt.is_late and (self.readout is None or self.readout.kind != "log-mass"):
+            raise InputError("heads: the late layout needs a log-mass readout; make one with 'headrank select-heads --method readout'")
 
     @property
     def l_max(self) -> int:
@@ -81,7 +89,7 @@ class HeadSet:
     def to_dict(self) -> dict[str, Any]:
         """The heads.json document."""
         return {
-            "format": FORMAT,
+            "format": FORMAT if self.readout is None else READOUT_FORMAT,
             "method": self.method,
             "model": self.model,
             "num_layers": self.num_layers,
@@ -95,6 +103,7 @@ class HeadSet:
             "settings": dict(self.settings),
             "source": dict(self.source),
             "table": [dict(row) for row in self.table],
+            **({} if self.readout is None else {"readout": self.readout.to_dict()}),
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -105,8 +114,8 @@ class HeadSet:
     def load(cls, path: str | os.PathLike[str]) -> HeadSet:
         """Read and check heads.json; every violation names the file and the field."""
         values = read_json(path)
-        if not isinstance(values, dict) or values.get("format") != FORMAT:
-            raise InputError(f"{path}: not a {FORMAT} file; make one with 'headrank select-heads'")
+        if not isinstance(values, dict) or values.get("format") not in (FORMAT, READOUT_FORMAT):
+            raise InputError(f"{path}: not a {FORMAT} or {READOUT_FORMAT} file; make one with 'headrank select-heads'")
         try:
             return cls.from_dict(values)
         except InputError as error:
@@ -142,7 +151,10 @@ class HeadSet:
             settings=of_type("settings", dict),
             source=of_type("source", dict),
             table=tuple(table),
+            readout=Readout.from_dict(values["readout"]) if "readout" in values else None,
         )
+        if values.get("format", FORMAT) == READOUT_FORMAT and result.readout is None:
+            raise InputError(f"a {READOUT_FORMAT} file needs the field 'readout'")
         if values.get("prompt_hash") != result.prompt.hash:
             raise InputError(f"field 'prompt_hash' is {values.get('prompt_hash')!r} but the prompt hashes to {result.prompt.hash!r}")
         if values.get("l_max") != result.l_max:

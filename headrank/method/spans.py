@@ -34,7 +34,6 @@ class EncodedContext:
     document_spans: tuple[Span, ...]
     is_shortened: bool = False
     is_parallel: bool = False  # documents do not see each other, see headrank/method/parallel_layout.py
-    position_gaps: tuple[int, ...] = ()  # positions left empty after each document; only in training, see data_tools/position_gaps.py
     document_texts: tuple[str, ...] = ()  # as they stand in the prompt; only when asked for with keep_text
     token_offsets: tuple[np.ndarray, ...] = ()  # [tokens, 2] characters within its document text; only with keep_text
 
@@ -62,6 +61,8 @@ class PromptEncoder:
 
     def encode_many(self, contexts: Sequence[tuple[str, Sequence[tuple[str, str]]]], *, keep_text: bool = False) -> list[EncodedContext]:
         """Encode many contexts with one tokenizer call for the prefixes and one for the branches."""
+        if self.template.is_late:
+            raise InputError("a late layout has no prompt of query and documents together; its encoder is LateEncoder")
         for query, documents in contexts:
             if not isinstance(query, str):
                 raise InputError(f"a query must be a string, found {type(query).__name__}: {shown(str(query))}")

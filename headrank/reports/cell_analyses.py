@@ -7,17 +7,12 @@ from statistics import mean
 
 from headrank.evaluation.homogenisation import PositionCurve, mean_middle_zone_std, score_by_position
 from headrank.evaluation.promotion import Promotion, mean_rates, promotion
-from headrank.experiments.cells import Cell, QueryScores, method_order
-from headrank.methods import METHODS
+from headrank.evaluation.scored_lists import QueryScores
+from headrank.experiments.cells import Cell
+from headrank.methods import method_kind, method_order
 from headrank.reports.pareto import CostPoint
 
 Panels = dict[str, dict[str, dict[str, float]]]  # model -> method -> benchmark -> value
-
-
-def method_kind(method: str) -> str:
-    """first-stage, generative or attention; a method that nobody registered counts as attention."""
-    known = METHODS.get(method.partition("+")[0])
-    return known.kind if known is not None else "attention"
 
 
 def comparable_cells(cells: Sequence[Cell], condition: tuple[int, str]) -> list[Cell]:

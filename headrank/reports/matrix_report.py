@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from headrank.evaluation.pooled_tests import paired_test_grids
-from headrank.experiments.cells import Cell, conditions, method_name
+from headrank.experiments.cells import Cell, conditions
 from headrank.formats import atomic_write
+from headrank.methods import method_name
 from headrank.reports.cell_analyses import CellAnalyses, comparable_cells
 from headrank.reports.page import Block, Page, Paragraph, Picture
 from headrank.reports.paper_tables import TableSpec, build_table, overview_table, parameters_in_name

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from headrank.errors import InputError
-from headrank.experiments.cells import Cell, method_name, method_order
-from headrank.methods import METHODS
+from headrank.experiments.cells import Cell
+from headrank.methods import METHODS, method_name, method_order
 from headrank.reports.tables import Column, Row, Table, Value, short_measure
 
 FIRST_STAGE = "First stage"

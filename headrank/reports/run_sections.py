@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headrank.evaluation.comparison import Settings
 from headrank.evaluation.homogenisation import mean_middle_zone_std, score_by_position
 from headrank.evaluation.promotion import mean_rates, promotion
-from headrank.experiments.cells import Cell, method_name
+from headrank.experiments.cells import Cell
 from headrank.method.heads import HeadSet
-from headrank.reports.cell_analyses import CellAnalyses, method_kind
-from headrank.reports.comparison import Settings
+from headrank.methods import method_kind, method_name
+from headrank.reports.cell_analyses import CellAnalyses
 from headrank.reports.page import Block, Bullets, Grid, Paragraph, Picture
 from headrank.reports.training_curves import find_training_logs, read_training_log
 from headrank.reports.verdict import Contest, changes, condition_name, headline_opponents

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from headrank.evaluation.comparison import Comparison, Pairing, Settings, compare
 from headrank.evaluation.measures import Evaluation
-from headrank.experiments.cells import Cell, method_name, method_order
-from headrank.reports.cell_analyses import method_kind
-from headrank.reports.comparison import Comparison, Pairing, Settings, compare
+from headrank.experiments.cells import Cell
+from headrank.methods import method_kind, method_name, method_order
 
 SIGNIFICANT = 0.05
 

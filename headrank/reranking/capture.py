@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+import torch.nn.functional as F
 
 from headrank.errors import InputError
 from headrank.method.attention import BranchLayout, branched_context, mean_row_probabilities
+from headrank.method.log_mass import row_log_ratios, sees_opening
 
 IMPLEMENTATION = "headrank"
 
@@ -28,14 +29,55 @@ class ExitEarly(Exception):
 class Capture:
     """What one forward should read (heads per layer) and what it read: layer -> averaged rows [B, K, S].
 
-    ``last_layer`` stops the forward inside that layer; None runs to the end.
+    ``last_layer`` stops the forward inside that layer; None runs to the end. ``reads`` says what is wanted of the rows: masses, log
+    ratios [B, N, K, R], or both.
     """
 
     layout: BranchLayout
     heads_by_layer: Mapping[int, Sequence[int]]
     last_layer: int | None = None
+    reads: frozenset[str] = frozenset({"mass"})
+    log_ratios: dict[int, torch.Tensor] = field(default_factory=dict)
     query_rows: dict[int, torch.Tensor] = field(default_factory=dict)
     calibration_rows: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class LateForward:
+    """What one forward stands behind (keys and values of the opening, per layer) and what it should keep.
+
+    ``attend`` is called by the registered attention function in every layer.
+    """
+
+    last_layer: int
+    opening: Mapping[int, tuple[torch.Tensor, torch.Tensor]] | None = None
+    groups_by_layer: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    heads_by_layer: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    rows: slice = field(default_factory=lambda: slice(None))
+    keys: dict[int, torch.Tensor] = field(default_factory=dict)  # [B, g, T, D]
+    vectors: dict[int, torch.Tensor] = field(default_factory=dict)  # [B, h, R, D], times the scale
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)  # of the opening's own forward
+
+    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+        """Keep what is asked for, leave in the deepest layer, else attend to the opening and the row itself: [B, H, T, D]."""
+        if layer in self.groups_by_layer:
+            self.keys[layer] = key[:, list(self.groups_by_layer[layer])]
+        if layer in self.heads_by_layer:
+            self.vectors[layer] = query[:, list(self.heads_by_layer[layer]), self.rows] * scale
+        if self.opening is None:
+            self.made[layer] = (key, value)
+        if layer == self.last_layer:
+            raise ExitEarly
+        num_tokens, num_opening = key.shape[2], 0
+        if self.opening is not None:
+            opening_key, opening_value = (tensor.expand(key.shape[0], -1, -1, -1) for tensor in self.opening[layer])
+            num_opening = opening_key.shape[2]
+            key, value = torch.cat([opening_key, key], dim=2), torch.cat([opening_value, value], dim=2)
+        visible = torch.ones(num_tokens, num_opening + num_tokens, dtype=torch.bool, device=key.device).tril(num_opening)
+        group_size = query.shape[1] // key.shape[1]
+        if group_size > 1 and query.is_cuda:  # no CUDA kernel knows both groups and masks: it would make S x S matrices
+            key, value = (tensor.repeat_interleave(group_size, dim=1) for tensor in (key, value))
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scale, enable_gqa=key.shape[1] != query.shape[1])
 
 
 def headrank_attention(
@@ -49,7 +91,7 @@ def headrank_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
-    headrank: Capture | None = None,
+    headrank: Capture | LateForward | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Branch-aware attention; with the layer in ``headrank.heads_by_layer`` its rows are captured on the way."""
@@ -61,8 +103,14 @@ def headrank_attention(
         raise InputError("this model reads in both directions (an encoder); HeadRank needs a causal decoder")
     layer = module.layer_idx
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if isinstance(headrank, LateForward):
+        return headrank.attend(layer, query, key, value, scale).transpose(1, 2), None
     heads = headrank.heads_by_layer.get(layer)
-    if heads is not None:
+    if heads is not None and "log-mass" in headrank.reads:
+        if not sees_opening(headrank.layout, sliding_window):
+            raise InputError("a sliding window of this model hides the opening from the query; log masses need shorter lists or passages")
+        headrank.log_ratios[layer] = row_log_ratios(query, key, headrank.layout, heads, scale, sliding_window)
+    if heads is not None and "mass" in headrank.reads:
         rows, calibration = mean_row_probabilities(query, key, headrank.layout, heads, scale, sliding_window)
         headrank.query_rows[layer] = rows
         if calibration is not None:
@@ -80,6 +128,8 @@ def _no_mask(*_: Any, **__: Any) -> None:
 
 def register() -> str:
     """Register the function with transformers (idempotent) and return the implementation's name."""
+    from transformers import AttentionInterface, AttentionMaskInterface  # seconds that a plain decoder never spends
+
     AttentionInterface.register(IMPLEMENTATION, headrank_attention)
     AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)
     return IMPLEMENTATION

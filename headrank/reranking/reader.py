@@ -7,14 +7,11 @@ the layers up to the deepest head are loaded, and the forward leaves from inside
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from safetensors import SafetensorError
-from transformers import AutoModel, AutoTokenizer
 
 from headrank.errors import InputError
 from headrank.method.attention import batch_contexts
@@ -23,6 +20,10 @@ from headrank.method.spans import EncodedContext, PromptEncoder
 from headrank.model_config import first_line, load_config, text_config, truncate_config
 from headrank.placement import place
 from headrank.reranking.capture import Capture, ExitEarly, register
+from headrank.reranking.decoder import load_decoder
+from headrank.reranking.decoder_files import DecoderShape, refuse_incomplete
+from headrank.reranking.model_sources import resolve_model
+from headrank.reranking.plain_tokenizer import PlainTokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -57,14 +58,10 @@ class AttentionReader:
         max_length: int | None = None,
     ) -> AttentionReader:
         """Load a directory or hub name; with ``last_layer`` the layers above it are not even read from the file."""
+        model = resolve_model(model)
         device, dtype = place(device, dtype)
-        config = load_config(model)
-        text = text_config(config)
-        num_layers = int(text.num_hidden_layers)
-        if last_layer is not None:
-            truncate_config(text, last_layer + 1)
-        tokenizer, loaded = load_complete(AutoModel, model, "decoder model", config=text, dtype=dtype, attn_implementation=register())
-        limit = getattr(text, "max_position_embeddings", None)
+        tokenizer, loaded, num_layers = _load_plain(model, last_layer, dtype) or _load_with_transformers(model, last_layer, dtype)
+        limit = getattr(text_config(loaded.config), "max_position_embeddings", None)
         return cls(loaded.to(device).eval(), tokenizer, prompt or PromptTemplate(), str(model), num_layers, max_length or limit)
 
     def use_prompt(self, prompt: PromptTemplate) -> None:
@@ -72,52 +69,93 @@ class AttentionReader:
         self.encoder = PromptEncoder(self.tokenizer, prompt, self.encoder.max_length)
 
     @torch.inference_mode()
-    def read(self, contexts: Sequence[EncodedContext], heads_by_layer: Mapping[int, Sequence[int]], *, stop_early: bool = True) -> Capture:
-        """Forward a batch and return the rows of the heads asked for, stopping inside the deepest of their layers."""
+    def read(
+        self,
+        contexts: Sequence[EncodedContext],
+        heads_by_layer: Mapping[int, Sequence[int]],
+        *,
+        stop_early: bool = True,
+        reads: Collection[str] = ("mass",),
+    ) -> Capture:
+        """Forward a batch and return the rows of the heads asked for, stopping inside the deepest of their layers.
+
+        ``reads`` names what is wanted of them: "mass" (averaged rows), "log-mass" (log ratios), or both.
+        """
         deepest = max(heads_by_layer)
         if deepest >= self.loaded_layers:
             raise InputError(f"{self.name}: layer {deepest} was asked for, but only {self.loaded_layers} layers are loaded")
         input_ids_BS, layout = batch_contexts(contexts, self.tokenizer.pad_token_id or 0, self.device)
-        capture = Capture(layout, heads_by_layer, deepest if stop_early else None)
+        capture = Capture(layout, heads_by_layer, deepest if stop_early else None, frozenset(reads))
         try:
             self.model(input_ids=input_ids_BS, position_ids=layout.position_ids_BS, use_cache=False, headrank=capture)
         except ExitEarly:
             pass
-        missing = set(heads_by_layer) - set(capture.query_rows)
+        missing = set(heads_by_layer) - set(capture.query_rows or capture.log_ratios)
         if missing:
             raise InputError(f"{self.name}: this architecture does not call the registered attention (layer {min(missing)} was never seen)")
         return capture
 
 
+def _load_plain(model: str | Path, last_layer: int | None, dtype: torch.dtype) -> tuple[Any, Any, int] | None:
+    """Tokenizer, decoder and depth of a local model of the usual shape, without transformers; None for any other."""
+    shape = DecoderShape.read(model)
+    tokenizer = PlainTokenizer.read(model) if shape else None
+    if shape is None or tokenizer is None:
+        return None
+    _check_words(tokenizer, model)
+    num_layers = shape.num_hidden_layers
+    if last_layer is not None and last_layer >= num_layers:
+        raise InputError(f"layer {last_layer} was asked for, but the model has only {num_layers} layers")
+    return tokenizer, load_decoder(model, shape, num_layers if last_layer is None else last_layer + 1, dtype), num_layers
+
+
+def _load_with_transformers(model: str | Path, last_layer: int | None, dtype: torch.dtype) -> tuple[Any, Any, int]:
+    """Tokenizer, decoder and depth of everything that transformers can load."""
+    from transformers import AutoModel
+
+    text = text_config(load_config(model))
+    num_layers = int(text.num_hidden_layers)
+    if last_layer is not None:
+        truncate_config(text, last_layer + 1)
+    tokenizer, loaded = load_complete(AutoModel, model, "decoder model", config=text, dtype=dtype, attn_implementation=register())
+    return tokenizer, loaded, num_layers
+
+
 def load_complete(auto: Any, model: str | Path, kind: str, **options: Any) -> tuple[Any, Any]:
     """The tokenizer and the model of a transformers Auto class, whole or not at all: transformers would invent what the files lack."""
+    from safetensors import SafetensorError
+    from transformers import AutoTokenizer
+
     try:
         with quiet_loading():
             tokenizer = AutoTokenizer.from_pretrained(model)
             loaded, report = auto.from_pretrained(model, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise InputError(f"{model}: cannot be loaded as a {kind} ({first_line(error)}); are its files complete?") from error
-    unfit = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
-    if unfit:
-        raise InputError(
-            f"{model}: {len(unfit)} weights are missing or of another shape than config.json says, the first is {unfit[0]!r}; "
-            "copy or export the model again"
-        )
+    refuse_incomplete(model, {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
+    _check_words(tokenizer, model)
+    return tokenizer, loaded
+
+
+def _check_words(tokenizer: Any, model: str | Path) -> None:
     if not tokenizer("relevant", add_special_tokens=False)["input_ids"]:
         raise InputError(f"{model}: the tokenizer knows no words; is tokenizer.json missing?")
-    return tokenizer, loaded
 
 
 class quiet_loading:
     """Silence transformers' loading report: the untouched upper layers are *meant* to be missing from the model."""
 
     def __enter__(self) -> None:
+        import transformers
+
         self.level = transformers.logging.get_verbosity()
         self.bar = transformers.logging.is_progress_bar_enabled()
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
 
     def __exit__(self, *_: object) -> None:
+        import transformers
+
         transformers.logging.set_verbosity(self.level)
         if self.bar:
             transformers.logging.enable_progress_bar()

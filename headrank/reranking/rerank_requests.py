@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Collection as Ids
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import numpy as np
 
 from headrank.errors import InputError
 from headrank.formats import Candidate, Collection, Document, Run
+from headrank.method.ordering import random_order
 from headrank.reranking.rank_llm_format import read_candidates_jsonl
 
 
@@ -32,6 +32,7 @@ class ListScores:
     scores: np.ndarray  # float32 [N]
     num_tokens: int
     is_shortened: bool = False
+    positions: tuple[int, ...] = ()  # where each stood in the prompt, from 1; empty where no prompt was made
 
 
 def requests_from_collection(
@@ -65,6 +66,6 @@ def _request(
     """Cut at the depth; a shuffle depends on its seed and the query alone, so a subset of queries gets the same orders."""
     head = list(rows[:depth])
     if shuffle is not None:
-        random.Random(f"{shuffle}/{query_id}").shuffle(head)
+        head = [head[rank] for rank in random_order(len(head), "rerank", shuffle, query_id)]
     rest = tuple(row.doc_id for row in rows[depth:])
     return Request(query_id, query, tuple(head), tuple(corpus[row.doc_id] for row in head), rest)

@@ -1,14 +1,14 @@
 """HeadRankReranker: rank passages by the attention of a few heads, on any Hugging Face decoder.
 
 Shapes: B batch, K core heads, S sequence, N documents. Every method that reads attention (HeadRank, ICR, CoRe, QR, NIAH)
-is this class with another HeadSet.
+is this class with another HeadSet. ``rank`` and ``rank_batch`` order passages, ``score`` gives their numbers, ``explain`` where
+they come from.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,39 +17,20 @@ import torch
 
 from headrank.errors import InputError
 from headrank.method.heads import HeadSet, head_name
+from headrank.method.ordering import prompt_positions, reranking_order
 from headrank.method.prompt import PromptTemplate
 from headrank.method.scores import core_head_scores, scores_per_head
 from headrank.method.spans import EncodedContext
 from headrank.model_config import model_size
 from headrank.reranking.capture import Capture
+from headrank.reranking.explain import Explanation, explain_list
 from headrank.reranking.exported_model import read_headrank_json
+from headrank.reranking.model_sources import resolve_model
 from headrank.reranking.reader import AttentionReader
 from headrank.reranking.rerank_requests import ListScores
 
 _log = logging.getLogger(__name__)
 DocumentLike = str | Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class TokenScores:
-    """One document's tokens: text as in the prompt, character ranges, and values per core head before summing."""
-
-    text: str
-    offsets: np.ndarray  # [T, 2]
-    per_head: np.ndarray  # float32 [K, T], calibrated (or raw without calibration)
-    is_kept: np.ndarray  # bool [T], False where the calibration dropped the token
-
-
-@dataclass(frozen=True)
-class DetailedScores:
-    """Everything that made up the scores of one list, documents in the order they were given."""
-
-    scores: np.ndarray  # [N]
-    per_head: np.ndarray  # [K, N]: sums to ``scores`` over K
-    heads: tuple[tuple[int, int], ...]  # the K heads, in the rows' order
-    tokens: tuple[TokenScores, ...]
-    num_tokens: int
-    is_shortened: bool
 
 
 class HeadRankReranker:
@@ -74,10 +55,12 @@ class HeadRankReranker:
         batch_size: int = 1,
         max_length: int | None = None,
     ) -> HeadRankReranker:
-        """Load a model with its heads: a HeadSet, a heads.json, "all" (ICR), or None to use the model's headrank.json.
+        """Load a model ('embedded', a directory, a hub name) with its heads.
 
+        ``heads`` is a HeadSet, a heads.json, "all" (every head, as ICR), or None for those in the model's headrank.json.
         The prompt is the heads' own unless one is given. Layers above the deepest head are not loaded.
         """
+        model = resolve_model(model)
         chosen = choose_heads(model, heads, prompt)
         chosen.check_fits(*model_size(model), str(model))
         reader = AttentionReader.load(
@@ -94,9 +77,9 @@ class HeadRankReranker:
         self, query: str, documents: Sequence[DocumentLike], top_k: int | None = None, return_documents: bool = False
     ) -> list[dict[str, Any]]:
         """Rank ``documents`` for ``query``: [{"corpus_id", "score"(, "text")}], best first, as CrossEncoder.rank does."""
-        return self.rank_many([(query, documents)], top_k=top_k, return_documents=return_documents)[0]
+        return self.rank_batch([(query, documents)], top_k=top_k, return_documents=return_documents)[0]
 
-    def rank_many(
+    def rank_batch(
         self,
         requests: Sequence[tuple[str, Sequence[DocumentLike]]],
         top_k: int | None = None,
@@ -107,7 +90,7 @@ class HeadRankReranker:
         if top_k is not None and top_k < 1:
             raise InputError(f"top_k {top_k} must be at least 1")
         ranked = []
-        for (_, documents), result in zip(requests, self.score_lists(requests, batch_size=batch_size), strict=True):
+        for (_, documents), result in zip(requests, self.score_batch(requests, batch_size=batch_size), strict=True):
             order = sorted(range(len(documents)), key=lambda index: (-result.scores[index], index))[:top_k]
             rows: list[dict[str, Any]] = [{"corpus_id": index, "score": float(result.scores[index])} for index in order]
             if return_documents:
@@ -115,8 +98,12 @@ class HeadRankReranker:
             ranked.append(rows)
         return ranked
 
-    def score_lists(self, requests: Sequence[tuple[str, Sequence[DocumentLike]]], *, batch_size: int | None = None) -> list[ListScores]:
-        """The scores of each list in the order its documents were given."""
+    def score(self, query: str, documents: Sequence[DocumentLike]) -> np.ndarray:
+        """The scores float32 [N] of one list, in the order its documents were given; higher is more relevant."""
+        return self.score_batch([(query, documents)])[0].scores
+
+    def score_batch(self, requests: Sequence[tuple[str, Sequence[DocumentLike]]], *, batch_size: int | None = None) -> list[ListScores]:
+        """The scores of each list in the order its documents were given, with what reading it took."""
         return [results[0] for results in shared_scores([self], requests, batch_size=batch_size)]
 
     def _scores(self, capture: Capture) -> torch.Tensor:
@@ -144,26 +131,19 @@ class HeadRankReranker:
         if empty.any():
             _log.warning("query %r: %d empty documents are ranked last", query, int(empty.sum()))
             scores[empty] = (scores[~empty].min() if (~empty).any() else 0.0) - 1.0
-        return ListScores(scores, context.length, context.is_shortened)
+        return ListScores(scores, context.length, context.is_shortened, tuple(prompt_positions(order)))
 
-    def scores(self, query: str, documents: Sequence[DocumentLike]) -> DetailedScores:
+    def explain(self, query: str, documents: Sequence[DocumentLike]) -> Explanation:
         """Per-document, per-head and per-token numbers of one list, for analyses and the token viewer."""
         pairs = titles_and_texts(documents)
-        order = _prompt_order(self.reader.encoder.template, pairs)
+        order = reranking_order(self.reader.encoder.template, pairs)
         context = self.reader.encoder.encode(query, [pairs[rank] for rank in order], keep_text=True)
         capture = self.reader.read([context], self.by_layer)
-        per_head = scores_per_head(*self._core_rows(capture), capture.layout)
-        values_KS, kept_S, per_head_KN = (tensor_B[0].cpu().numpy() for tensor_B in per_head)
-        finished = self._finish(query, context, order, per_head_KN.sum(0))
-        position = {rank: place for place, rank in enumerate(order)}
-        places = [position[rank] for rank in range(len(pairs))]
-        spans = [context.document_spans[place] for place in places]
-        tokens = tuple(
-            TokenScores(context.document_texts[place], context.token_offsets[place], values_KS[:, first:last], kept_S[first:last])
-            for place, (first, last) in zip(places, spans, strict=True)
+        values_KS, kept_S, per_head_KN = (
+            tensor_B[0].cpu().numpy() for tensor_B in scores_per_head(*self._core_rows(capture), capture.layout)
         )
-        heads = tuple((layer, head) for layer, layer_heads in self.by_layer.items() for head in layer_heads)
-        return DetailedScores(finished.scores, per_head_KN[:, places], heads, tokens, context.length, context.is_shortened)
+        finished = self._finish(query, context, order, per_head_KN.sum(0))
+        return explain_list(context, finished, list(self.by_layer.items()), values_KS, kept_S, per_head_KN)
 
     def __repr__(self) -> str:
         names = ", ".join(head_name(head) for head in self.heads.heads[:8])
@@ -184,7 +164,7 @@ def shared_scores(
         raise InputError(f"batch_size {size} must be at least 1")
     if not pairs:
         return []
-    orders = [_prompt_order(reader.encoder.template, documents) for _, documents in pairs]
+    orders = [reranking_order(reader.encoder.template, documents) for _, documents in pairs]
     contexts = reader.encoder.encode_many(
         [(query, [documents[rank] for rank in order]) for (query, documents), order in zip(pairs, orders, strict=True)]
     )
@@ -199,13 +179,6 @@ def shared_scores(
             for row, index in enumerate(chosen):
                 results[index].append(ranker._finish(pairs[index][0], contexts[index], orders[index], scores_BN[row]))
     return results
-
-
-def _prompt_order(template: PromptTemplate, documents: Sequence[tuple[str, str]]) -> list[int]:
-    """Documents in the order of the prompt. Side by side they are sorted by text: no order of a list changes even a rounding."""
-    if template.is_parallel:
-        return sorted(range(len(documents)), key=lambda index: documents[index])
-    return template.prompt_order(len(documents))
 
 
 def _union(wanted: Sequence[Mapping[int, Sequence[int]]]) -> dict[int, list[int]]:

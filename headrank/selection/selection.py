@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import random
 from collections.abc import Collection as Ids
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,12 +20,12 @@ import torch
 from headrank.errors import InputError
 from headrank.formats import Collection
 from headrank.method.heads import HeadSet, discriminability, entropy_gate, head_name, top_heads
+from headrank.method.ordering import order_numbers, selection_order
 from headrank.method.prompt import PromptTemplate
 from headrank.provenance import versions
 from headrank.reranking.reader import AttentionReader
 from headrank.selection.statistics import HeadStatistics, StatisticsCache, head_statistics
 
-Item = TypeVar("Item")
 Grades = tuple[int | None, ...]  # in prompt order; None where nobody judged the document
 TEMPERATURE = 0.001  # tau, the paper's appendix
 ENTROPY_WEIGHT = 0.1  # lambda, the paper's appendix
@@ -83,10 +82,11 @@ def collection_contexts(
         )
     corpus = collection.documents({candidate.doc_id for query_id in chosen for candidate in run[query_id][:depth]})
     contexts = []
-    for order in list_orders(permutations, with_retriever_order):
+    for order in order_numbers(permutations, with_retriever_order):
         for query_id in chosen:
             candidates = [candidate.doc_id for candidate in run[query_id][:depth]]
-            listed = in_prompt_order(candidates, f"{seed}:{query_id}:{order}" if order else None, template)
+            ranks = selection_order(template, len(candidates), seed=seed, list_id=query_id, number=order)
+            listed = [candidates[rank] for rank in ranks]
             grades = (qrels[query_id].get(doc_id) for doc_id in listed)
             contexts.append(
                 SelectionContext(
@@ -99,19 +99,6 @@ def collection_contexts(
                 )
             )
     return contexts
-
-
-def list_orders(permutations: int, with_retriever_order: bool) -> list[int]:
-    """Numbers of the orders every list is read in: 0 is the retriever's."""
-    return ([0] if with_retriever_order or not permutations else []) + list(range(1, permutations + 1))
-
-
-def in_prompt_order(ranked: Sequence[Item], shuffle: str | None, template: PromptTemplate) -> list[Item]:
-    """Candidates in retriever order as the prompt has them; ``shuffle`` is the seed of a random order."""
-    listed = list(ranked)
-    if shuffle is not None:
-        random.Random(shuffle).shuffle(listed)
-    return [listed[rank] for rank in template.prompt_order(len(listed))]
 
 
 class RankedHeads(Protocol):

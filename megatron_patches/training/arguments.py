@@ -1,8 +1,7 @@
 """The command line of pretrain_headrank.py: Megatron's flags with Megatron's names, types and defaults, and --headrank-*.
 
 The megatron-core wheel has no argument parser, so the flags this loop understands are listed here as data, in Megatron's
-groups. Network-size flags may be given as in any Megatron launcher; they are checked against the model, not used.
-Nothing here imports torch: --help answers at once.
+groups. The network's shape is read from --headrank-model and has no flags. Nothing here imports torch: --help answers at once.
 """
 
 from __future__ import annotations
@@ -82,6 +81,15 @@ MEGATRON_FLAGS: dict[str, list[Flag]] = {
         _switch("--override-opt-param-scheduler", "On resume take the schedule from the flags, not from the checkpoint."),
         _switch("--use-checkpoint-opt-param-scheduler", "On resume take the schedule from the checkpoint and ignore the flags."),
     ],
+    "layers": [
+        _value(
+            "--transformer-impl",
+            str,
+            None,
+            "Checked, not chosen: Transformer Engine wherever it can be used.",
+            choices=["local", "transformer_engine"],
+        ),
+    ],
     "precision": [
         _switch("--bf16", "bfloat16 weights with float32 master weights and gradients."),
         _switch("--fp16", "Refused: calibrated masses lose their digits in float16."),
@@ -136,44 +144,6 @@ MEGATRON_FLAGS: dict[str, list[Flag]] = {
     ],
 }
 
-# flag -> attribute of ModelShape it must agree with; None: accepted, nothing to compare
-NETWORK_FLAGS: dict[str, tuple[Flag, str | None]] = {
-    "num_layers": (_value("--num-layers", int, None, "Layers of the full model."), "layers"),
-    "hidden_size": (_value("--hidden-size", int, None, "Hidden size."), "hidden"),
-    "ffn_hidden_size": (_value("--ffn-hidden-size", int, None, "Size of the gated MLP."), "ffn"),
-    "num_attention_heads": (_value("--num-attention-heads", int, None, "Query heads."), "heads"),
-    "num_query_groups": (_value("--num-query-groups", int, None, "Key-value groups."), "groups"),
-    "kv_channels": (_value("--kv-channels", int, None, "Head size."), "head_dim"),
-    "rotary_base": (_value("--rotary-base", int, None, "Base of the rotary embedding."), "rotary_base"),
-    "norm_epsilon": (_value("--norm-epsilon", float, None, "Epsilon of the norms."), "eps"),
-    "max_position_embeddings": (_value("--max-position-embeddings", int, None, "Context of the model."), None),
-    "padded_vocab_size": (_value("--padded-vocab-size", int, None, "Rows of the embedding."), None),
-    "make_vocab_size_divisible_by": (_value("--make-vocab-size-divisible-by", int, None, "Padding of the vocabulary."), None),
-    "normalization": (_value("--normalization", str, None, "RMSNorm.", choices=["RMSNorm"]), None),
-    "position_embedding_type": (_value("--position-embedding-type", str, None, "rope.", choices=["rope"]), None),
-    "attention_dropout": (_value("--attention-dropout", float, 0.0, "Only 0: scores are read from attention."), None),
-    "hidden_dropout": (_value("--hidden-dropout", float, 0.0, "Only 0: reference and policy must see the same network."), None),
-    "transformer_impl": (
-        _value(
-            "--transformer-impl",
-            str,
-            None,
-            "Checked, not chosen: Transformer Engine wherever it can be used.",
-            choices=["local", "transformer_engine"],
-        ),
-        None,
-    ),
-    "group_query_attention": (_switch("--group-query-attention", "Taken from the model."), None),
-    "swiglu": (_switch("--swiglu", "Taken from the model."), None),
-    "qk_layernorm": (_switch("--qk-layernorm", "Taken from the model."), None),
-    "add_qkv_bias": (_switch("--add-qkv-bias", "Taken from the model."), None),
-    "disable_bias_linear": (_switch("--disable-bias-linear", "Taken from the model."), None),
-    "use_rotary_position_embeddings": (_switch("--use-rotary-position-embeddings", "Taken from the model."), None),
-    "untie_embeddings": (_switch("--untie-embeddings-and-output-weights", "Taken from the model."), None),
-    "use_mcore_models": (_switch("--use-mcore-models", "Always on."), None),
-    "no_masked_softmax_fusion": (_switch("--no-masked-softmax-fusion", "Accepted for launchers."), None),
-}
-
 HEADRANK_FLAGS: list[Flag] = [
     _value(
         "--headrank-model",
@@ -210,13 +180,6 @@ HEADRANK_FLAGS: list[Flag] = [
     ),
     _value("--headrank-pairs-per-context", int, 16, "Pairs that share one forward; 1 is the paper's pair by pair."),
     _value("--headrank-permutations", int, 0, "Train on this many fixed shuffles of each list, up to 100; 0 keeps the retriever's order."),
-    _value(
-        "--headrank-position-span",
-        int,
-        None,
-        "Move the documents of every training list apart by empty positions, up to this many in all: distances of a long prompt at "
-        "the cost of a short one. By default they stand close.",
-    ),
     _switch("--headrank-with-retriever-order", "With --headrank-permutations: take the retriever's order in turn with the shuffles."),
     _value(
         "--headrank-loss",
@@ -277,9 +240,6 @@ def build_parser() -> argparse.ArgumentParser:
         group = parser.add_argument_group(title)
         for name, options in flags:
             group.add_argument(name, **options)
-    network = parser.add_argument_group("network size", "Taken from --headrank-model; a value given here must agree with it.")
-    for attribute, ((name, options), _) in NETWORK_FLAGS.items():
-        network.add_argument(name, dest=attribute, **options)
     ours = parser.add_argument_group("headrank")
     for name, options in HEADRANK_FLAGS:
         ours.add_argument(name, **options)
@@ -288,4 +248,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line; an unknown flag or value is one line and exit code 2."""
-    return build_parser().parse_args(argv)
+    parser = build_parser()
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:  # most often the shape flags of a Megatron launcher
+        parser.error(f"unrecognized arguments: {' '.join(unknown)} (layers, sizes and rotary settings are read from --headrank-model)")
+    return args

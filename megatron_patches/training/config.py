@@ -16,7 +16,6 @@ from headrank.errors import InputError
 from headrank.method.heads import HeadSet
 from headrank.method.loss_settings import DEFAULT_SCALES, LossSettings
 from megatron_patches.shape import ModelShape, check_tensor_parallel_size
-from megatron_patches.training.arguments import NETWORK_FLAGS
 from megatron_patches.training.config_checks import check_flags
 
 
@@ -58,7 +57,6 @@ class TrainingConfig:
     pairs_per_context: int
     permutations: int
     with_retriever_order: bool
-    position_span: int | None
     seed: int
     tensor_parallel: int
     data_parallel: int
@@ -144,7 +142,6 @@ def config_from(args: argparse.Namespace, world_size: int) -> TrainingConfig:
         "pairs_per_context": args.headrank_pairs_per_context,
         "permutations": args.headrank_permutations,
         "with_retriever_order": args.headrank_with_retriever_order,
-        "position_span": args.headrank_position_span,
         "tensor_parallel": tensor_parallel,
         "data_parallel": data_parallel,
         "global_batch_size": global_batch,
@@ -185,30 +182,6 @@ def _loss_from(args: argparse.Namespace) -> LossSettings:
     )
 
 
-def check_network_flags(args: argparse.Namespace, shape: ModelShape) -> None:
-    """Refuse network-size flags that contradict the model's own shape."""
-    for attribute, ((flag, _), field) in NETWORK_FLAGS.items():
-        given = getattr(args, attribute)
-        if field is not None and given is not None and given != getattr(shape, field):
-            raise InputError(
-                f"{flag} {given} contradicts the model's {getattr(shape, field)} in {args.headrank_model}; "
-                "remove the flag or change the model"
-            )
-
-
-def check_position_span(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> None:
-    """Refuse to spread lists over positions that the model does not have, and documents that stand side by side."""
-    if config.position_span is None:
-        return
-    if config.position_span > shape.max_positions:
-        raise InputError(f"--headrank-position-span {config.position_span}: the model has {shape.max_positions} positions; lower it")
-    if heads.prompt.is_parallel:
-        raise InputError(
-            f"--headrank-position-span {config.position_span}: documents stand side by side (layout 'parallel' of "
-            f"{'--headrank-document-layout' if config.document_layout else config.heads}), all at the same distance; remove the flag"
-        )
-
-
 def check_heads(heads: HeadSet, shape: ModelShape, config: TrainingConfig) -> None:
     """Refuse heads of another model, heads outside it, and a tensor-parallel size that cuts a key-value group."""
     if (heads.num_layers, heads.num_heads) != (shape.layers, shape.heads):
@@ -231,7 +204,6 @@ def changed_fields(saved: Mapping[str, Any], config: TrainingConfig) -> list[str
         "pairs_per_context",
         "permutations",
         "with_retriever_order",
-        "position_span",
         "seed",
         "global_batch_size",
         "loss",

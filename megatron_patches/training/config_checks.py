@@ -27,7 +27,7 @@ _RANGES: list[tuple[Callable[[float], bool], str, tuple[str, ...]]] = [
         "train_iters", "train_samples", "save_interval", "eval_interval", "eval_iters", "exit_interval", "exit_duration_in_mins",
         "log_interval", "tensorboard_log_interval", "seq_length", "micro_batch_size", "global_batch_size", "tensor_model_parallel_size",
         "lr", "lr_decay_iters", "adam_eps", "headrank_pairs_per_context", "headrank_max_nan_steps", "headrank_temperature",
-        "headrank_score_scale", "headrank_teacher_temperature", "headrank_position_span")),
+        "headrank_score_scale", "headrank_teacher_temperature")),
     (lambda value: value >= 0, "must not be below 0", (
         "seed", "min_lr", "lr_warmup_iters", "lr_warmup_init", "weight_decay", "clip_grad", "num_workers", "headrank_keep_checkpoints",
         "headrank_teacher_ranknet", "headrank_teacher_listwise", "headrank_teacher_margin_mse",
@@ -74,8 +74,6 @@ def _unsupported(args: argparse.Namespace) -> list[tuple[bool, str]]:
         (args.recompute_num_layers not in (None, 1), (f"--recompute-num-layers {args.recompute_num_layers} is not supported: "
          "layers are recomputed one by one; use 1 or remove it")),
         (args.ckpt_format != "torch_dist", f"--ckpt-format {args.ckpt_format} is not supported; use torch_dist"),
-        (args.attention_dropout != 0 or args.hidden_dropout != 0, ("dropout must be 0: scores are read from attention and compared with a "
-         "frozen reference; remove --attention-dropout and --hidden-dropout")),
     ]  # fmt: skip
 
 

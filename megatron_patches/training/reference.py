@@ -74,7 +74,6 @@ def reference_key(model_directory: str, heads: HeadSet, training_set: TrainingSe
         "data": contexts.hexdigest()[:16],
         "max_length": encoder.max_length,
         "precision": precision,
-        "position_span": training_set.position_span,
     }
 
 
@@ -166,7 +165,8 @@ class ReferenceScores:
             return  # a part file killed before its first line
         if header is None or header.get("format") != FORMAT or not isinstance(header.get("key"), dict):
             raise InputError(f"{file}:1: not the header of a {FORMAT} file; delete it and it is computed again")
-        differing = [name for name in self.key if header["key"].get(name) != self.key[name]]
+        names = dict.fromkeys([*self.key, *header["key"]])  # also what an older version had: it stands for other scores unless null
+        differing = [name for name in names if header["key"].get(name) != self.key.get(name)]
         if differing:
             raise InputError(
                 f"{file}: reference scores of another {' and '.join(differing)}; delete the file or give another --headrank-reference-cache"

@@ -20,6 +20,7 @@ from headrank.method.heads import HeadSet, head_name
 from headrank.method.prompt import PromptTemplate
 from headrank.method.spans import PromptEncoder
 from headrank.model_config import first_line, load_config
+from headrank.reranking.model_sources import resolve_model
 from megatron_patches import device
 from megatron_patches.checkpoints.files import checkpoint_directory
 from megatron_patches.checkpoints.run_checkpoints import RunCheckpoints, load_start_weights, resolve_start
@@ -48,14 +49,11 @@ logger = logging.getLogger(__name__)
 REFERENCE_FILE, TOKENS_FOLDER = "reference_scores.jsonl", "token_cache"
 
 
-def resolve_model(config: TrainingConfig) -> TrainingConfig:
+def with_local_model(config: TrainingConfig) -> TrainingConfig:
     """Replace 'embedded' or a hub name by the local directory of the model, fetched on first use."""
-    if config.model == "embedded":
-        from data_tools.sources.embedded import embedded_model_directory
-
-        return dataclasses.replace(config, model=str(embedded_model_directory()))
-    load_config(config.model)  # a missing model is one clear line
-    return dataclasses.replace(config, model=str(local_directory(config.model)))
+    model = resolve_model(config.model)
+    load_config(model)  # a missing model is one clear line
+    return dataclasses.replace(config, model=str(local_directory(model)))
 
 
 def load_heads(config: TrainingConfig, shape: ModelShape) -> HeadSet:
@@ -70,9 +68,7 @@ def load_heads(config: TrainingConfig, shape: ModelShape) -> HeadSet:
     return HeadSet.all_heads(shape.layers, shape.heads, model=heads.model, prompt=heads.prompt)
 
 
-def open_training_set(
-    config: TrainingConfig, shape: ModelShape, heads: HeadSet, directory: str, position_span: int | None = None
-) -> TrainingSet:
+def open_training_set(config: TrainingConfig, shape: ModelShape, heads: HeadSet, directory: str) -> TrainingSet:
     """The samples of a directory, tokenised for this model with the prompt the heads were selected with. Collective.
 
     The tokens are kept in the directory or, where a rank finds that it cannot be written, below --save for all ranks.
@@ -87,7 +83,6 @@ def open_training_set(
         config.permutations,
         epoch=config.epoch_unit,
         with_retriever_order=config.with_retriever_order,
-        position_span=position_span,
     )
     try:
         return _on_every_rank(opened)
@@ -129,7 +124,7 @@ def _tokenizer(config: TrainingConfig) -> Any:
 def prepare_run(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> tuple[Run, Iterator[Batch]]:
     """Build or resume a run; afterwards only the loop is left."""
     config = resolve_start(config)
-    data = open_training_set(config, shape, heads, config.train_data, config.position_span)
+    data = open_training_set(config, shape, heads, config.train_data)
     held_out = _held_out(config, shape, heads, data)
     config = config.with_length(len(data))
     _announce(config, shape, heads, data, len(held_out))

@@ -97,7 +97,7 @@ def test_the_exported_model_scores_and_ranks_as_the_training_model(trained, kind
     place, expected, _ = trained
     reranker = HeadRankReranker.from_pretrained(place / kind, dtype="float32", device="cpu")
     assert reranker.heads.heads == HEADS
-    scores = torch.from_numpy(reranker.score_lists([(QUERY, DOCUMENTS)])[0].scores)
+    scores = torch.from_numpy(reranker.score_batch([(QUERY, DOCUMENTS)])[0].scores)
     assert (scores - expected).abs().max() < SAME_SCORE
     ranked = [hit["corpus_id"] for hit in reranker.rank(QUERY, DOCUMENTS)]
     assert ranked == expected.argsort(descending=True).tolist()

@@ -20,8 +20,6 @@ from tests.toy_training import make_toy_job
 
 PATIENCE = 400  # seconds for starting four ranks and a checkpoint on a busy machine
 TINY = {"num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
-# what a tiny model changes in the launcher's model block; heads, groups and everything else stay as they are
-TINY_FLAGS = ["--num-layers", "4", "--hidden-size", "64", "--ffn-hidden-size", "96", "--kv-channels", "16", "--rotary-base", "10000"]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +38,7 @@ def launch(job: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
     environment = {**os.environ, **QUIET_ENVIRONMENT, **job, **variables, "PYTHON": sys.executable}
     script = ROOT / "launch" / "train_qwen3_0.6b.sh"
     with open(log, "ab") as output:
-        return subprocess.Popen([script, *TINY_FLAGS], env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        return subprocess.Popen([script], env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
 
 
 def finish(process: subprocess.Popen[bytes], log: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from data_tools.sources import embedded
+from headrank.reranking import embedded_model as embedded
 
 pytestmark = pytest.mark.embedded
 
@@ -79,7 +79,7 @@ def test_two_real_conversions_at_once_give_the_cached_model(embedded_model: Path
         pytest.skip(f"{wheel} is not in the cache")
     (tmp_path / "wheels").mkdir()
     os.symlink(wheel, tmp_path / "wheels" / wheel.name)
-    command = [sys.executable, "-c", "from data_tools.sources.embedded import embedded_model_directory as f; print(f())"]
+    command = [sys.executable, "-c", "from headrank.reranking.embedded_model import embedded_model_directory as f; print(f())"]
     environment = {**os.environ, "HEADRANK_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for _ in range(2)]
     printed = {process.communicate(timeout=500)[0].strip() for process in running}

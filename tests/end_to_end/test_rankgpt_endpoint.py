@@ -77,7 +77,7 @@ def test_the_server_writes_what_the_local_model_writes(api_base: str, model_dire
 def test_lists_are_ranked_completely_through_the_server(api_base: str, model_directory: Path) -> None:
     ranker = build_ranker("rankgpt", model_directory, api_base=api_base, window=4, stride=2, max_new_tokens=16, device="cpu")
     lists = [("flea", ["a flea", "the floor", "rosin", "a bow", "a host"]), ("floor", ["a flea", "the floor"])]
-    results = ranker.score_lists(lists)
+    results = ranker.score_batch(lists)
     assert [sorted(result.scores) for result in results] == [[1, 2, 3, 4, 5], [1, 2]]
     assert ranker.success["num_windows"] == 3 and ranker.success["strict"] is not None
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headrank.errors import InputError
 from headrank.evaluation.homogenisation import mean_middle_zone_std, middle_zone, middle_zone_std, normalise_scores, score_by_position
 from headrank.evaluation.promotion import Promotion, mean_rates, promotion
-from headrank.experiments.cells import QueryScores, parse_scores
+from headrank.evaluation.scored_lists import QueryScores, parse_scores
 from headrank.method import losses
 from headrank.method.heads import HeadSet
 from headrank.reports.head_depth import compare_heads, describe_change, head_depth

@@ -67,15 +67,15 @@ def test_rows_equal_two_eager_passes_with_a_whole_mask(model_directory: Path) ->
         [sum(rows[layer][head][token] for layer, head in HEADS.heads) for token in range(context.length)]
         for rows in (slow.query_rows, slow.calibration_rows)
     )
-    scores = HeadRankReranker(reader, HEADS).score_lists([(QUERY, as_mappings(DOCUMENTS))])[0].scores
+    scores = HeadRankReranker(reader, HEADS).score_batch([(QUERY, as_mappings(DOCUMENTS))])[0].scores
     assert np.allclose(scores, slow_calibrated(query, calibration, list(context.document_spans)), atol=TOLERANCE)
 
 
 @settings(max_examples=20, deadline=None)
 @given(order=st.permutations(range(len(DOCUMENTS))))
 def test_no_order_of_the_list_changes_a_score(reranker: HeadRankReranker, order: list[int]) -> None:
-    scores = reranker.score_lists([(QUERY, as_mappings(DOCUMENTS))])[0].scores
-    shuffled = reranker.score_lists([(QUERY, as_mappings([DOCUMENTS[index] for index in order]))])[0].scores
+    scores = reranker.score_batch([(QUERY, as_mappings(DOCUMENTS))])[0].scores
+    shuffled = reranker.score_batch([(QUERY, as_mappings([DOCUMENTS[index] for index in order]))])[0].scores
     assert np.allclose(shuffled, scores[list(order)], atol=SAME)
     assert np.ptp(scores) > 1e-3, "the tiny model must tell the documents apart"
 
@@ -83,16 +83,16 @@ def test_no_order_of_the_list_changes_a_score(reranker: HeadRankReranker, order:
 @settings(max_examples=10, deadline=None)
 @given(order=st.permutations(range(len(DOCUMENTS))))
 def test_in_bfloat16_the_scores_are_the_same_to_the_last_bit(rough: HeadRankReranker, order: list[int]) -> None:
-    scores = rough.score_lists([(QUERY, as_mappings(DOCUMENTS))])[0].scores
+    scores = rough.score_batch([(QUERY, as_mappings(DOCUMENTS))])[0].scores
     documents = as_mappings([DOCUMENTS[index] for index in order])
-    np.testing.assert_array_equal(rough.score_lists([(QUERY, documents)])[0].scores, scores[list(order)])
-    np.testing.assert_array_equal(rough.scores(QUERY, documents).scores, rough.scores(QUERY, as_mappings(DOCUMENTS)).scores[list(order)])
+    np.testing.assert_array_equal(rough.score_batch([(QUERY, documents)])[0].scores, scores[list(order)])
+    np.testing.assert_array_equal(rough.explain(QUERY, documents).scores, rough.explain(QUERY, as_mappings(DOCUMENTS)).scores[list(order)])
 
 
 def test_the_sequential_layout_does_depend_on_the_order(reranker: HeadRankReranker) -> None:
     sequential = HeadRankReranker.from_pretrained(reranker.reader.name, HEADS, prompt=PromptTemplate())
-    scores = sequential.score_lists([(QUERY, as_mappings(DOCUMENTS))])[0].scores
-    backwards = sequential.score_lists([(QUERY, as_mappings(DOCUMENTS[::-1]))])[0].scores
+    scores = sequential.score_batch([(QUERY, as_mappings(DOCUMENTS))])[0].scores
+    backwards = sequential.score_batch([(QUERY, as_mappings(DOCUMENTS[::-1]))])[0].scores
     assert not np.allclose(backwards[::-1], scores, atol=1e-4)
 
 
@@ -118,9 +118,9 @@ def test_a_document_has_the_same_tokens_at_every_place_and_no_number(encoder: Pr
 
 def test_lists_of_different_lengths_share_a_batch(reranker: HeadRankReranker) -> None:
     requests = [(QUERY, as_mappings(DOCUMENTS)), ("what", as_mappings(DOCUMENTS[1:3])), ("why is it so", as_mappings(DOCUMENTS[:1]))]
-    together = reranker.score_lists(requests, batch_size=3)
+    together = reranker.score_batch(requests, batch_size=3)
     for request, result in zip(requests, together, strict=True):
-        assert np.allclose(result.scores, reranker.score_lists([request])[0].scores, atol=SAME)
+        assert np.allclose(result.scores, reranker.score_batch([request])[0].scores, atol=SAME)
 
 
 def test_one_long_document_does_not_make_the_others_as_long(encoder: PromptEncoder) -> None:
@@ -132,8 +132,8 @@ def test_one_long_document_does_not_make_the_others_as_long(encoder: PromptEncod
 
 
 def test_an_empty_document_is_ranked_last_and_changes_no_other_order(reranker: HeadRankReranker) -> None:
-    with_empty = reranker.score_lists([(QUERY, as_mappings([DOCUMENTS[0], ("", ""), DOCUMENTS[1]]))])[0].scores
-    without = reranker.score_lists([(QUERY, as_mappings([DOCUMENTS[0], DOCUMENTS[1]]))])[0].scores
+    with_empty = reranker.score_batch([(QUERY, as_mappings([DOCUMENTS[0], ("", ""), DOCUMENTS[1]]))])[0].scores
+    without = reranker.score_batch([(QUERY, as_mappings([DOCUMENTS[0], DOCUMENTS[1]]))])[0].scores
     assert with_empty.argmin() == 1
     assert (with_empty[0] > with_empty[2]) == (without[0] > without[1])
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from data_tools.sources import embedded
 from headrank.commands import main
 from headrank.errors import InputError
+from headrank.reranking import embedded_model as embedded
 
 
 def make_wheel(folder: Path) -> Path:

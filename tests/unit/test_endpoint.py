@@ -114,13 +114,13 @@ def test_an_answer_that_is_no_chat_completion_is_named(server: Server) -> None:
 def test_an_empty_answer_ranks_in_the_old_order(server: Server) -> None:
     server.script = [(200, {"choices": [{"message": {"content": None}}]})]
     ranker = build_ranker("rankgpt", "m", api_base=server.api_base)
-    assert list(ranker.score_lists([("q", ["a", "b", "c"])])[0].scores) == [3, 2, 1]
+    assert list(ranker.score_batch([("q", ["a", "b", "c"])])[0].scores) == [3, 2, 1]
     assert ranker.success["half"] == 0.0
 
 
 def test_answers_come_back_in_the_order_of_the_prompts(server: Server) -> None:
     ranker = build_ranker("rankgpt", "m", api_base=server.api_base, batch_size=4)
-    results = ranker.score_lists([(f"q{n}", ["a", "b"]) for n in range(9)])
+    results = ranker.score_batch([(f"q{n}", ["a", "b"]) for n in range(9)])
     assert [list(result.scores) for result in results] == [[1, 2]] * 9
     asked = sorted(body["messages"][0]["content"][-4:] for _, _, body in server.asked)
     assert asked == sorted(f" q{n}." for n in range(9))

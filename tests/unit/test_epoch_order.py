@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data_tools.epoch_order import EpochOrder
-from data_tools.seeds import generator, stable_hash
+from headrank.seeds import generator, stable_hash
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 16, 17, 211, 1000])

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from headrank.commands import main
-from headrank.experiments.cells import find_cells, read_scores
+from headrank.evaluation.scored_lists import read_scores
+from headrank.experiments.cells import find_cells
 from headrank.formats import write_json, write_jsonl, write_run
 
 

@@ -12,7 +12,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from headrank.evaluation.homogenisation import score_by_position
-from headrank.experiments.cells import parse_scores
+from headrank.evaluation.scored_lists import parse_scores
 from headrank.method.heads import HeadSet
 from headrank.reports import figures
 from headrank.reports.figures import lists, outcomes, style, zones

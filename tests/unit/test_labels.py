@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 from data_tools.contexts import iterate_contexts
 from data_tools.labels.grades import GradeSettings, grades_from_scores, merged_grade
 from data_tools.pairs import adjacent_pairs, sample_strata
-from data_tools.seeds import generator
 from data_tools.training_set import TrainingSet
 from headrank.commands import main
 from headrank.errors import InputError
 from headrank.formats import write_run
 from headrank.method.prompt import PromptTemplate
 from headrank.method.spans import PromptEncoder
+from headrank.seeds import generator
 from tests.tiny_models import tiny_tokenizer
 from tests.toy_collections import make_collection
 
 BOUNDED = settings(max_examples=50, deadline=None)
-score_lists = st.lists(st.floats(-12, 12, width=16), min_size=1, max_size=25)
+score_batch = st.lists(st.floats(-12, 12, width=16), min_size=1, max_size=25)
 boundary_lists = st.lists(st.floats(0.05, 0.95), min_size=1, max_size=4, unique=True).map(lambda values: tuple(sorted(values)))
 
 
@@ -38,7 +38,7 @@ def slow_quantile_grades(scores: list[float], quantiles: tuple[float, ...]) -> l
 
 
 @BOUNDED
-@given(scores=score_lists, quantiles=boundary_lists)
+@given(scores=score_batch, quantiles=boundary_lists)
 def test_quantile_grades_equal_a_count_over_the_sorted_list(scores: list[float], quantiles: tuple[float, ...]) -> None:
     found = grades_from_scores(scores, GradeSettings("quantiles", quantiles))
     expected = slow_quantile_grades(scores, quantiles)
@@ -58,7 +58,7 @@ def test_thresholds_are_on_the_teachers_own_scale() -> None:
 
 
 @BOUNDED
-@given(scores=score_lists, quantiles=boundary_lists)
+@given(scores=score_batch, quantiles=boundary_lists)
 def test_a_better_score_never_has_a_lower_grade_and_equal_ones_have_the_same(scores: list[float], quantiles: tuple[float, ...]) -> None:
     grades = grades_from_scores(scores, GradeSettings("quantiles", quantiles))
     for one, grade in zip(scores, grades, strict=True):

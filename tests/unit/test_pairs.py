@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from data_tools.build_pairs import PairSettings, build_pairs
 from data_tools.contexts import iterate_contexts, iterate_pairs
 from data_tools.pairs import adjacent_pairs, cap_pairs, known_grades, random_pairs, sample_sublists
-from data_tools.seeds import generator
 from headrank.commands import main
 from headrank.errors import InputError
 from headrank.formats import Collection
+from headrank.seeds import generator
 from tests.toy_collections import make_collection
 
 BOUNDED = settings(max_examples=50, deadline=None)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from data_tools.benchmarks import BENCHMARKS
-from data_tools.published import AVERAGE, SUCCESS_RATE, TABLE_1, TABLE_2, TABLE_3, published_heads, published_numbers
+from headrank.evaluation.published import AVERAGE, SUCCESS_RATE, TABLE_1, TABLE_2, TABLE_3, published_heads, published_numbers
 from headrank.methods import METHODS
 
 ROUNDING = 0.0051  # two printed digits

@@ -110,7 +110,7 @@ def test_whatever_is_written_the_order_is_a_permutation(text: str, num_passages:
 def test_a_relevant_document_climbs_from_the_bottom_to_the_top() -> None:
     oracle = Oracle()
     values = [0] * 39 + [5]
-    result = RankGPT(oracle).score_lists([("q", documents(values))])[0]
+    result = RankGPT(oracle).score_batch([("q", documents(values))])[0]
     assert [len(window) for window in oracle.windows] == [20, 20, 20]
     assert int(np.argmax(result.scores)) == 39 and result.num_tokens == 3 * 7
     assert sorted(result.scores) == list(range(1, 41))
@@ -118,14 +118,14 @@ def test_a_relevant_document_climbs_from_the_bottom_to_the_top() -> None:
 
 def test_a_reversed_prompt_begins_with_the_list_turned_around() -> None:
     oracle = Oracle()
-    result = RankGPT(oracle, prompt=PromptTemplate(order="reversed")).score_lists([("q", documents([3, 1, 2]))])[0]
+    result = RankGPT(oracle, prompt=PromptTemplate(order="reversed")).score_batch([("q", documents([3, 1, 2]))])[0]
     assert oracle.windows == [[2, 1, 3]] and result.scores.tolist() == [3, 1, 2]
 
 
 def test_lists_of_different_lengths_go_side_by_side_without_mixing() -> None:
     lists = [list(np.random.default_rng(n).permutation(n)) for n in (1, 3, 20, 27)]
     ranker = RankGPT(Oracle())
-    results = ranker.score_lists([(f"q{len(values)}", documents(values)) for values in lists])
+    results = ranker.score_batch([(f"q{len(values)}", documents(values)) for values in lists])
     for values, result in zip(lists, results, strict=True):
         assert sorted(result.scores) == list(range(1, len(values) + 1))
         assert int(np.argmax(result.scores)) == int(np.argmax(values))
@@ -145,8 +145,8 @@ def test_success_is_counted_by_window_and_by_query_under_both_definitions() -> N
             return Answer(next(self.answers), 1)
 
     ranker = RankGPT(Scripted(), window=4, stride=2)
-    ranker.score_lists([("q", documents(range(6)))])  # windows [2, 6), [0, 4)
-    ranker.score_lists([("q", documents(range(4)))])
+    ranker.score_batch([("q", documents(range(6)))])  # windows [2, 6), [0, 4)
+    ranker.score_batch([("q", documents(range(4)))])
     assert ranker.success | {"definition": ""} == {
         "definition": "",
         "half": 2 / 3,
@@ -182,7 +182,7 @@ def test_batched_greedy_generation_equals_a_plain_loop_without_cache(model_direc
 
 def test_a_random_model_still_gives_complete_runs_and_an_honest_success_rate(model_directory: Path) -> None:
     ranker = build_ranker("rankgpt", model_directory, batch_size=2, window=4, stride=2)
-    results = ranker.score_lists([("flea", documents(range(6))), ("floor", documents(range(3)))])
+    results = ranker.score_batch([("flea", documents(range(6))), ("floor", documents(range(3)))])
     assert [sorted(result.scores) for result in results] == [list(range(1, 7)), list(range(1, 4))]
     assert ranker.success["num_windows"] == 3 and ranker.success["strict"] < 1
 
@@ -193,7 +193,7 @@ def test_passages_are_cut_evenly_by_words_when_the_context_is_short(model_direct
     asked: list[list[Message]] = []
     generate = ranker.generator.generate
     ranker.generator.generate = lambda prompts, num_identifiers: asked.extend(prompts) or generate(prompts, num_identifiers)
-    result = ranker.score_lists([("flea", [long, short, long])])[0]
+    result = ranker.score_batch([("flea", [long, short, long])])[0]
     lengths = [len(message.content.split()) - 1 for message in asked[0][1:-1] if message.role == "user"]
     assert result.is_shortened and lengths[1] == 2 and lengths[0] == lengths[2] and 10 < lengths[0] < 200
     assert ranker.generator.fits(asked[0], 3)
@@ -202,7 +202,7 @@ def test_passages_are_cut_evenly_by_words_when_the_context_is_short(model_direct
 def test_a_window_that_cannot_fit_is_the_users_error(model_directory: Path) -> None:
     ranker = build_ranker("rankgpt", model_directory)
     with pytest.raises(InputError, match="smaller window"):
-        ranker.score_lists([("flea", documents(range(20)))])
+        ranker.score_batch([("flea", documents(range(20)))])
 
 
 def test_control_tokens_in_passages_cannot_end_the_turn(model_directory: Path) -> None:
@@ -235,5 +235,5 @@ def test_truncated_models_and_models_without_chat_template_are_refused(tmp_path:
 
 def test_answers_are_logged_for_those_who_want_to_see_them(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, logger="headrank.generation.rankgpt"):
-        RankGPT(Oracle()).score_lists([("flea", documents([1, 2]))])
+        RankGPT(Oracle()).score_batch([("flea", documents([1, 2]))])
     assert "[2] > [1]" in caplog.text

@@ -61,11 +61,11 @@ def test_calibrated_and_raw_scores_equal_the_slow_reference_of_a_head_set(model_
     calibration = [sum(slow.calibration_rows[layer][head][token] for layer, head in heads.heads) for token in range(context.length)]
     documents = [{"title": title, "text": text} for title, text in DOCUMENTS]
     expected = slow_calibrated(query, calibration, list(context.document_spans))
-    detailed = reranker.scores(QUERY, documents)
-    assert np.allclose(reranker.score_lists([(QUERY, documents)])[0].scores, expected, atol=TOLERANCE)
+    detailed = reranker.explain(QUERY, documents)
+    assert np.allclose(reranker.score_batch([(QUERY, documents)])[0].scores, expected, atol=TOLERANCE)
     assert np.allclose(detailed.scores, expected, atol=TOLERANCE)
     assert np.allclose(detailed.per_head.sum(0), expected, atol=TOLERANCE)
-    raw = HeadRankReranker(reranker.reader, heads, calibrate=False).score_lists([(QUERY, documents)])[0].scores
+    raw = HeadRankReranker(reranker.reader, heads, calibrate=False).score_batch([(QUERY, documents)])[0].scores
     assert np.allclose(raw, slow_masses(query, list(context.document_spans)), atol=TOLERANCE)
     assert not np.allclose(raw, expected, atol=1e-3), "the tiny model must tell calibrated from raw"
 

@@ -199,14 +199,16 @@ def test_another_tokenizer_or_chat_template_is_another_key_whatever_the_models_d
             ReferenceScores(tmp_path / "r.jsonl", key_of(tmp_path, tokenizer))
 
 
-@pytest.mark.parametrize(
-    ("before", "after"), [({}, {"position_span": 900}), ({"position_span": 900}, {}), ({"position_span": 900}, {"position_span": 800})]
-)
-def test_lists_spread_otherwise_have_scores_of_their_own(tmp_path, before, after):
+@pytest.mark.parametrize(("kept", "is_refused"), [(None, False), (900, True)])
+def test_a_setting_of_an_older_version_counts_unless_it_was_off(tmp_path, kept, is_refused):
     write_training_files(tmp_path)
-    ReferenceScores(tmp_path / "r.jsonl", key_of(tmp_path, tiny_tokenizer(), **before)).compute(SAMPLES, score)
+    key = key_of(tmp_path, tiny_tokenizer())
+    ReferenceScores(tmp_path / "r.jsonl", key | {"position_span": kept}).compute(SAMPLES, score)
+    if not is_refused:
+        assert len(ReferenceScores(tmp_path / "r.jsonl", key)) == len(SAMPLES)
+        return
     with pytest.raises(InputError, match="another position_span"):
-        ReferenceScores(tmp_path / "r.jsonl", key_of(tmp_path, tiny_tokenizer(), **after))
+        ReferenceScores(tmp_path / "r.jsonl", key)
 
 
 def test_scores_from_before_the_tokenizer_was_in_the_key_are_refused(tmp_path):

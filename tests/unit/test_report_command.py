@@ -11,13 +11,13 @@ import pytest
 
 from headrank.commands import main
 from headrank.errors import InputError
+from headrank.evaluation.comparison import Settings
 from headrank.evaluation.homogenisation import mean_middle_zone_std
 from headrank.evaluation.promotion import promotion
 from headrank.experiments.cells import find_cells
 from headrank.method.heads import HeadSet
 from headrank.reports import figures
 from headrank.reports.cell_analyses import CellAnalyses
-from headrank.reports.comparison import Settings
 from headrank.reports.training_curves import read_training_log
 from headrank.reports.verdict import choose_challenger, hold_contest, label_cells, moved_most, verdict
 from tests.result_cells import make_cell, make_heads, make_matrix

@@ -8,13 +8,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from headrank.commands import build_verb_parser, main
 from headrank.commands import rerank as verb
-from headrank.formats import read_run
+from headrank.formats import read_corpus, read_run
 from headrank.method.heads import HeadSet
 from headrank.method.prompt import PromptTemplate
 from headrank.reranking.exported_model import FORMAT
@@ -209,6 +210,25 @@ def test_shuffling_changes_the_prompt_but_not_the_set(model: Path, collection: P
     one, other = read_run(straight), read_run(shuffled)
     assert {q: {r.doc_id for r in rows} for q, rows in one.items()} == {q: {r.doc_id for r in rows} for q, rows in other.items()}
     assert one != other
+
+
+@pytest.mark.parametrize(
+    ("flags", "place"),
+    [
+        ((), lambda texts, rank: rank),
+        (("--order", "reversed"), lambda texts, rank: len(texts) - 1 - rank),
+        (("--document-layout", "parallel"), lambda texts, rank: sorted(texts).index(texts[rank])),
+    ],
+)
+def test_positions_are_where_a_document_stood_in_the_prompt(
+    model: Path, collection: Path, tmp_path: Path, flags: tuple, place: Any
+) -> None:
+    scores = tmp_path / "scores.jsonl"
+    assert main(arguments(model, collection, tmp_path / "run.txt", "--depth", "6", "--scores", str(scores), *flags)) == 0
+    corpus = read_corpus(collection / "corpus.jsonl")
+    for row in map(json.loads, scores.read_text().splitlines()):
+        texts = [(corpus[doc_id].title, corpus[doc_id].text) for doc_id in row["doc_ids"]]
+        assert row["positions"] == [place(texts, rank) + 1 for rank in range(len(texts))]
 
 
 def test_rank_llm_requests_go_in_and_out(model: Path, collection: Path, tmp_path: Path) -> None:

@@ -58,8 +58,6 @@ def test_a_phase_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     ("variable", "value", "said"),
     [
         ("JOBS", "0", "JOBS '0' is not a whole number of at least 1"),
-        ("SPAN", "abc", "SPAN 'abc' is not a whole number of at least 1"),
-        ("SPAN", "5000", "SPAN '5000' is for LAYOUT=sequential; documents side by side are all at the same distance"),
         ("DEPTHS", "20 abc", "DEPTHS: 'abc' is not a whole number of at least 1"),
         ("DEPTHS", "20 20", "DEPTHS: 20 is there twice"),
         ("SEEDS", " ", "SEEDS is empty; give whole numbers, separated by spaces"),
@@ -126,15 +124,6 @@ def test_training_lists_come_in_the_orders_that_are_tested(tmp_path: Path) -> No
     assert trained() == (1, False, True)
     assert trained(LAYOUT="sequential") == (1, True, True)
     assert trained(LAYOUT="sequential", PERMUTATIONS="0", DTYPE="float32") == (0, False, False)
-
-
-def test_lists_of_a_sequential_prompt_are_spread_over_the_positions_of_a_long_one(tmp_path: Path) -> None:
-    def span(**variables: str) -> int | None:
-        return config_from(parse_arguments(trained_with(commands(tmp_path, PHASES="train", **variables))), world_size=1).position_span
-
-    assert span() is None
-    assert span(LAYOUT="sequential") == 5000
-    assert span(LAYOUT="sequential", SPAN="") is None
 
 
 def test_a_study_in_another_layout_is_not_replaced(tmp_path: Path) -> None:

@@ -238,21 +238,21 @@ def test_every_method_of_the_table_gives_complete_lists(model, collection, tmp_p
         ranker = build_ranker(
             name, model, tmp_path / "heads.json" if method.needs_heads else None, batch_size=2, calibrate=True, device="cpu"
         )
-        results = ranker.score_lists(requests)
+        results = ranker.score_batch(requests)
         assert [len(result.scores) for result in results] == [4, 2], name
 
 
 def test_icr_is_the_calibrated_sum_over_every_head(model: Path) -> None:
     heads = HeadSet.all_heads(4, 8, model=str(model))
-    expected = HeadRankReranker.from_pretrained(model, heads).score_lists([("flea", DOCUMENTS)])[0].scores
-    raw = build_ranker("icr", model, calibrate=False).score_lists([("flea", DOCUMENTS)])[0].scores
-    found = build_ranker("icr", model).score_lists([("flea", DOCUMENTS)])[0].scores
+    expected = HeadRankReranker.from_pretrained(model, heads).score_batch([("flea", DOCUMENTS)])[0].scores
+    raw = build_ranker("icr", model, calibrate=False).score_batch([("flea", DOCUMENTS)])[0].scores
+    found = build_ranker("icr", model).score_batch([("flea", DOCUMENTS)])[0].scores
     assert found.tolist() == expected.tolist() != raw.tolist()
 
 
 def test_first_stage_rankers_keep_the_order_of_their_run() -> None:
     for name in ("bm25", "colbertv2"):
-        assert build_ranker(name, None).score_lists([("q", DOCUMENTS)])[0].scores.tolist() == [4, 3, 2, 1]
+        assert build_ranker(name, None).score_batch([("q", DOCUMENTS)])[0].scores.tolist() == [4, 3, 2, 1]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrank.errors import InputError
+from headrank.evaluation.comparison import Settings, compare
 from headrank.evaluation.measures import Evaluation
 from headrank.evaluation.significance import EXACT_UP_TO, bootstrap_interval, holm, paired_randomisation, paired_t, paired_test
-from headrank.reports.comparison import Settings, compare, render
+from headrank.reports.comparison_text import render
 
 
 def test_randomisation_of_few_queries_enumerates_every_sign_pattern() -> None:

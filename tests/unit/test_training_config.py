@@ -9,10 +9,9 @@ import pytest
 
 from headrank.errors import InputError
 from headrank.method.heads import HeadSet
-from headrank.method.prompt import PromptTemplate
 from megatron_patches.shape import ModelShape
-from megatron_patches.training.arguments import HEADRANK_FLAGS, MEGATRON_FLAGS, NETWORK_FLAGS, build_parser, parse_arguments
-from megatron_patches.training.config import changed_fields, check_heads, check_network_flags, check_position_span, config_from
+from megatron_patches.training.arguments import HEADRANK_FLAGS, MEGATRON_FLAGS, build_parser, parse_arguments
+from megatron_patches.training.config import changed_fields, check_heads, config_from
 from megatron_patches.training.config_checks import check_machine
 from tests.tiny_models import tiny_config
 
@@ -37,7 +36,6 @@ def config(*flags: str, world_size: int = 1):
         (["--fp16"], 1, "--bf16"),
         (["--recompute-granularity", "selective"], 1, "--recompute-granularity full"),
         (["--ckpt-format", "torch"], 1, "torch_dist"),
-        (["--attention-dropout", "0.1"], 1, "--attention-dropout"),
         (["--overlap-param-gather"], 1, "--use-distributed-optimizer"),
         (["--train-iters", "5", "--train-samples", "5"], 1, "give one"),
         (["--eval-interval", "5"], 1, "--valid-data-path"),
@@ -140,23 +138,6 @@ def shape_of_tiny_qwen() -> ModelShape:
     return ModelShape.from_hf(tiny_config("qwen3"))
 
 
-def test_lists_are_spread_over_positions_that_the_model_has():
-    shape = shape_of_tiny_qwen()  # 2,048 positions
-    heads = HeadSet(((0, 1),), "headrank", "tiny", num_layers=4, num_heads=8)
-    for flags in ([], ["--headrank-position-span", "2048"]):
-        check_position_span(config(*flags), shape, heads)
-    with pytest.raises(InputError, match="--headrank-position-span 2049: the model has 2048 positions; lower it"):
-        check_position_span(config("--headrank-position-span", "2049"), shape, heads)
-
-
-def test_documents_side_by_side_are_not_spread():
-    prompt = PromptTemplate(document_layout="parallel")
-    heads = HeadSet(((0, 1),), "headrank", "tiny", num_layers=4, num_heads=8, prompt=prompt)
-    check_position_span(config(), shape_of_tiny_qwen(), heads)
-    with pytest.raises(InputError, match="documents stand side by side.*remove the flag"):
-        check_position_span(config("--headrank-position-span", "500"), shape_of_tiny_qwen(), heads)
-
-
 def test_heads_of_another_model_are_refused():
     heads = HeadSet(((0, 1),), "headrank", "other", num_layers=12, num_heads=8)
     with pytest.raises(InputError, match="select-heads"):
@@ -169,10 +150,12 @@ def test_a_tensor_parallel_size_that_cuts_a_group_is_refused():
         check_heads(heads, shape_of_tiny_qwen(), config("--tensor-model-parallel-size", "3", world_size=3))
 
 
-def test_network_flags_must_agree_with_the_model():
-    check_network_flags(parse_arguments(["--num-layers", "4", "--hidden-size", "64", "--swiglu"]), shape_of_tiny_qwen())
-    with pytest.raises(InputError, match="--num-layers 5 contradicts"):
-        check_network_flags(parse_arguments(["--num-layers", "5"]), shape_of_tiny_qwen())
+def test_flags_of_the_networks_shape_are_refused_and_the_place_of_the_shape_is_named(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        parse_arguments(["--num-layers", "4", "--swiglu", "--lr", "1e-5"])
+    assert stopped.value.code == 2
+    line = capsys.readouterr().err
+    assert "--num-layers 4 --swiglu" in line and "--headrank-model" in line and line.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -199,7 +182,7 @@ def test_a_changed_objective_is_noticed_on_resume():
 
 
 def test_every_flag_is_explained_by_a_sentence():
-    for name, options in FLAGS + [flag for flag, _ in NETWORK_FLAGS.values()]:
+    for name, options in FLAGS:
         text = options["help"].split(" (default")[0]
         assert text[0].isupper() or text[0] in "'-1nrb" or text.startswith("heads.json"), name
         assert text.rstrip().endswith("."), name

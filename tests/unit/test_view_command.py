@@ -69,7 +69,7 @@ def test_the_page_shows_the_rerankers_own_numbers(model: Path, collection: Path,
     data = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
     reranker = HeadRankReranker.from_pretrained(model, tmp_path / "heads.json", device="cpu")
     documents = [{"title": title, "text": text} for title, text in (TEXTS[doc_id] for doc_id in ("b", "a", "c"))]
-    expected = np.sort(reranker.scores("how long does a flea live", documents).scores)[::-1]
+    expected = np.sort(reranker.explain("how long does a flea live", documents).scores)[::-1]
     assert [sum(row["scores"]) for row in data["rows"]] == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-6)
     assert "<i>warm</i> hosts" in html.unescape(re.sub(r"<[^>]*>", "", page))
     assert [part["name"] for part in data["parts"]] == ["L1-H2", "L3-H0", "L3-H5"]

@@ -15,7 +15,7 @@ from headrank.reports.viewer.contents import MOST_HEADS, build_view, shade
 from headrank.reports.viewer.latex import to_latex
 from headrank.reports.viewer.page import to_html
 from headrank.reports.viewer.words import split_words, values_of_words
-from headrank.reranking.reranker import DetailedScores, TokenScores
+from headrank.reranking.explain import Explanation, TokenScores
 from tests.view_contents import BUMPS, DOCUMENTS, HEADS, detailed_scores, make_view, tokens_of
 
 
@@ -84,7 +84,7 @@ def test_passages_come_ranked_with_their_words_ranks_and_grades() -> None:
 
 def test_equal_scores_keep_the_given_order() -> None:
     scores = detailed_scores()
-    flat = DetailedScores(np.zeros(3), scores.per_head, scores.heads, scores.tokens, 9, False)
+    flat = Explanation(np.zeros(3), scores.per_head, scores.heads, scores.tokens, 9, False)
     view = build_view(flat, DOCUMENTS, query_id="q", query="x", model="m", method="h", ranks={}, grades=None, title_lengths=[0, 0, 0])
     assert [passage.doc_id for passage in view.passages] == ["d1", "d2", "d3<b>"]
 
@@ -93,7 +93,7 @@ def test_a_large_head_set_is_shown_by_layer() -> None:
     heads = tuple((layer, head) for layer in range(10) for head in range(9))
     assert len(heads) > MOST_HEADS
     tokens = TokenScores("a b", np.array([(0, 1), (1, 3)]), np.ones((90, 2), np.float32), np.ones(2, bool))
-    scores = DetailedScores(np.array([180.0]), np.full((90, 1), 2.0), heads, (tokens,), 2, False)
+    scores = Explanation(np.array([180.0]), np.full((90, 1), 2.0), heads, (tokens,), 2, False)
     view = build_view(scores, DOCUMENTS[:1], query_id="q", query="x", model="m", method="ICR", ranks={}, grades=None, title_lengths=[0])
     assert [part.name for part in view.parts] == [f"layer {layer}" for layer in range(10)]
     assert view.passages[0].values_KW.tolist() == [[9.0, 9.0]] * 10

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from headrank.evaluation.homogenisation import PositionCurve, middle_zone
-from headrank.experiments.cells import method_name, method_order
+from headrank.methods import method_name, method_order
 from headrank.reports.figures.style import GRID, INK, MUTED, WIDTH, method_style, new_figure, save_figure, styled, subtitle, title_width
 
 Rates = tuple[float, float, float]  # relevant rate, irrelevant rate, gap

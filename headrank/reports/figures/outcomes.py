@@ -13,7 +13,7 @@ from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 from matplotlib.transforms import Bbox
 
-from headrank.experiments.cells import method_name, method_order
+from headrank.methods import method_name, method_order
 from headrank.reports.figures.style import GAIN, INK, LOSS, MUTED, WIDTH, halo, method_style, new_figure, save_figure, styled, subtitle
 from headrank.reports.pareto import CostPoint, pareto_frontier
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from headrank.experiments.cells import method_name, method_order
+from headrank.methods import method_name, method_order
 from headrank.reports.figures.style import (
     MUTED,
     SEQUENTIAL,

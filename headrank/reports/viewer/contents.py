@@ -16,7 +16,7 @@ from headrank.method.heads import Head, head_name
 from headrank.reports.viewer.words import values_of_words
 
 if TYPE_CHECKING:
-    from headrank.reranking.reranker import DetailedScores
+    from headrank.reranking.explain import Explanation
 
 MOST_HEADS = 64  # a set larger than this (ICR's) is shown by layer: the page would hold a million numbers
 SHADE_FROM = 0.05  # words below a twentieth of the passage's maximum stay white, as in the paper's tables
@@ -77,7 +77,7 @@ def shade(values_W: np.ndarray) -> np.ndarray:
 
 
 def build_view(
-    scores: DetailedScores,
+    scores: Explanation,
     documents: Sequence[Document],
     *,
     query_id: str,

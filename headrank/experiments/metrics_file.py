@@ -10,7 +10,8 @@ from typing import Any
 
 from headrank.errors import InputError
 from headrank.evaluation.measures import Evaluation
-from headrank.experiments.cells import METRICS, SCORES, read_scores, with_grades
+from headrank.evaluation.scored_lists import read_scores, with_grades
+from headrank.experiments.cells import METRICS, SCORES
 from headrank.formats import Qrels, read_json, write_json, write_jsonl
 from headrank.methods import METHODS
 

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def stable_hash(*parts: str | int) -> int:
-    """A 64-bit number of the parts, the same in every process and on every machine (unlike ``hash``)."""
+    """A 64-bit number of the parts, equal in every process and on every machine (unlike ``hash``)."""
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
