@@ -17,10 +17,10 @@ class HeadRankTeacher:
 
     def __init__(self, spec: TeacherSpec) -> None:
         """Load the model with its heads."""
-        from data_tools.sources.embedded import embedded_model_directory
+        from headrank.reranking.model_sources import resolve_model
         from headrank.reranking.reranker import HeadRankReranker
 
-        model = str(embedded_model_directory()) if spec.name == "embedded" else spec.name
+        model = resolve_model(spec.name)
         self._reranker = HeadRankReranker.from_pretrained(model, spec.heads, device=spec.device)
         self._identity = {
             "kind": "headrank",
@@ -37,4 +37,4 @@ class HeadRankTeacher:
     def score_lists(self, lists: Sequence[QueryList]) -> list[np.ndarray]:
         """The reranker's scores, list by list."""
         requests = [(query, [{"title": document.title, "text": document.text} for document in documents]) for query, documents in lists]
-        return [np.asarray(result.scores, np.float64) for result in self._reranker.score_lists(requests)]
+        return [np.asarray(result.scores, np.float64) for result in self._reranker.score_batch(requests)]
