@@ -32,7 +32,9 @@ CORE = [
 ]
 # Megatron-Core writes checkpoints with psutil and does not declare it: without it the writers die and the save hangs.
 TRAIN = ["megatron-core>=0.16", "psutil", "tensorboard"]
-GPU = ["transformer-engine[pytorch]"]  # plain "transformer-engine" breaks "import megatron.core"
+# Transformer Engine as megatron-core 0.16.1 asks for it; plain "transformer-engine" breaks "import megatron.core". It is built
+# against the torch that is there, so pip needs --no-build-isolation (docs/reproduction.md).
+GPU = ["transformer-engine[pytorch]>=2.9,<2.12"]
 LUCENE = ["pyserini>=1.0"]  # needs Java 21
 DATASETS = ["ir_datasets>=0.5"]  # headrank benchmark prepare NAME --from ir_datasets
 TEACHER = ["sentence-transformers>=5.0", "onnxruntime"]  # headrank label: cross-encoders as teachers

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import hashlib
 import json
 import os
@@ -59,7 +60,15 @@ def file_state(path: str | os.PathLike[str]) -> str:
     if not path.is_file():
         return _MISSING
     facts = path.stat()
-    return content_digest(path) if facts.st_size <= SMALL_FILE else f"{facts.st_size} bytes of {facts.st_mtime_ns}"
+    if facts.st_size > SMALL_FILE:
+        return f"{facts.st_size} bytes of {facts.st_mtime_ns}"
+    return _digest_once(str(path.absolute()), facts.st_size, facts.st_mtime_ns, facts.st_ino)
+
+
+@functools.lru_cache(maxsize=10_000)
+def _digest_once(path: str, size: int, time_ns: int, inode: int) -> str:
+    """Hundreds of cells read the same collections and models: a file that did not change is read once per process."""
+    return content_digest(path)
 
 
 def folder_states(folder: str | os.PathLike[str]) -> dict[str, str]:

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Three actions, each with its own flags."""
-    from headrank.experiments import matrix
+    from headrank.commands import benchmark_run
 
     actions = parser.add_subparsers(dest="action", required=True, metavar="list | prepare | run")
     listing = actions.add_parser("list", help="what there is and what is ready")
@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     preparing.add_argument("--overwrite", action="store_true", help="replace what an earlier 'prepare' made")
     preparing.add_argument("--strict", action="store_true", help="exit with 1 when a first-stage number is not the paper's")
-    running = actions.add_parser("run", help="a matrix of models, methods and benchmarks", description=matrix.__doc__)
-    matrix.add_arguments(running)
+    running = actions.add_parser("run", help="a matrix of models, methods and benchmarks", description=benchmark_run.__doc__)
+    benchmark_run.add_arguments(running)
     for action in (listing, preparing, running):
         action.add_argument(
             "--home", metavar="DIR", help="where prepared benchmarks lie (default: $HEADRANK_BENCHMARKS or the user's cache)"
@@ -58,10 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Do the chosen action."""
     if args.action == "run":
-        from headrank.experiments import matrix
+        from headrank.commands import benchmark_run
 
         args.benchmarks = _all_prepared(args.benchmarks, args.home)
-        return int(matrix.run(args, find_benchmark=lambda name: find_prepared(name, args.home)) or 0)
+        return benchmark_run.run(args, find_benchmark=lambda name: find_prepared(name, args.home))
     return _prepare(args) if args.action == "prepare" else _list(args)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Generator, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from headrank.errors import InputError
 from headrank.formats import Collection
@@ -61,13 +61,12 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
 
 def prompt_from(args: argparse.Namespace, base: PromptTemplate | None = None) -> PromptTemplate:
     """The template with the given switches changed."""
-    changes = {name: getattr(args, name) for name in _PROMPT_SWITCHES if getattr(args, name, None) is not None}
-    return dataclasses.replace(base or PromptTemplate(), **changes)
+    return dataclasses.replace(base or PromptTemplate(), **prompt_changes(args))
 
 
-def changes_prompt(args: argparse.Namespace) -> bool:
-    """Whether any switch of the prompt was given."""
-    return any(getattr(args, name, None) is not None for name in _PROMPT_SWITCHES)
+def prompt_changes(args: argparse.Namespace) -> dict[str, Any]:
+    """The switches of the prompt that were given."""
+    return {name: getattr(args, name) for name in _PROMPT_SWITCHES if getattr(args, name, None) is not None}
 
 
 def positive_int(text: str) -> int:

@@ -1,12 +1,14 @@
-"""Tables, figures and one page from results on disk.
+"""Tables, figures and pages from results on disk.
 
   headrank report --run DIR             did it get better, where, at what cost, which heads: report.html, report.md, report.json
   headrank report --matrix DIR          the paper's tables (Markdown, LaTeX, CSV) and figures, ours beside the paper's
   headrank report --training DIR        held-out measures of all training runs below DIR, before and after: a tuning, several seeds;
                                         with --output also their learning curves
-  headrank report --heads before.json after.json   the paper's head table, depth bands, head maps
+  headrank report --heads before.json after.json   head table, the paper's heads beside it, depth bands, head maps
 
-DIR holds cells: directories with metrics.json, as 'headrank benchmark run' and 'headrank evaluate --write-metrics' leave them.
+DIR holds cells: directories with metrics.json, as 'headrank benchmark run' and 'headrank evaluate --write-metrics' leave them, or an
+archive of them (cells.jsonl.gz, as in results/). --matrix puts every benchmark at its own depth (40 for BM25 lists, 20 for multi-hop)
+into one set of tables, and adds a set for each depth that is not complete in it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ from headrank.errors import InputError
 
 if TYPE_CHECKING:
     from headrank.method.heads import HeadSet
-    from headrank.reports.paper_tables import TableSpec
 
 _log = logging.getLogger(__name__)
 
@@ -31,18 +32,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to report")
     what.add_argument("--run", metavar="DIR", help="one experiment: the cells below this directory on one page")
     what.add_argument("--matrix", metavar="DIR", help="all cells below this directory as the paper's tables and figures")
-    what.add_argument(
-        "--training", metavar="DIR", help="the training runs below this directory side by side; --output also draws their curves"
-    )
+    what.add_argument("--training", metavar="DIR", help="compare the training runs below this directory; --output also draws their curves")
     what.add_argument(
         "--heads", nargs="+", metavar="FILE", help="heads.json files ([NAME=]FILE, two are 'before' and 'after'); alone or with --run"
+    )
+    which = parser.add_argument_group("which results (--run and --matrix)")
+    which.add_argument(
+        "--methods", nargs="+", default=[], metavar="METHOD", help="only these, for example icr 'headrank*'; first-stage rows always stay"
+    )
+    which.add_argument("--benchmarks", nargs="+", default=[], metavar="NAME", help="only these, for tables, figures and their averages")
+    parser.add_argument(
+        "--paper-model",
+        choices=["Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B"],
+        help="with --heads: show the paper's heads of this model beside yours (default: read from the model's name)",
     )
     parser.add_argument("--output", metavar="DIR", help="where to write (default: DIR/report, or the folder of the last heads.json)")
     parser.add_argument("--measure", metavar="M", help="with --run: measure to judge by (default: the first of each cell)")
     parser.add_argument(
         "--challenger", metavar="ROW", help="with --run: row that the page is about, by method or label (default: headrank)"
     )
-    parser.add_argument("--collection", metavar="DIR", help="with --run: show the words of the queries that moved most")
+    parser.add_argument("--collection", metavar="DIR", help="with --run: show the text of the queries that moved most")
     parser.add_argument("--no-published", action="store_true", help="leave the paper's numbers out of the tables")
     parser.add_argument("--title", help="title of the page")
     parser.add_argument("--seed", type=options.seed, default=0, help="seed of bootstrap and tests (default 0)")
@@ -52,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
     """Write the report and print the paths of its pages."""
     if bool(args.run) + bool(args.matrix) + bool(args.training) > 1 or not (args.run or args.matrix or args.training or args.heads):
         raise InputError("give one of --run DIR, --matrix DIR, --training DIR or --heads FILE ...")
+    if not (args.run or args.matrix) and (args.methods or args.benchmarks):
+        raise InputError("--methods and --benchmarks go with --run DIR or --matrix DIR; leave them out")
     if not args.run:
         for flag in ("measure", "challenger", "collection"):
             if getattr(args, flag) is not None:
@@ -89,11 +100,12 @@ def _report_run(args: argparse.Namespace) -> list[Path]:
     from headrank.experiments.cells import find_cells
     from headrank.files import plain_or_gzipped
     from headrank.formats import read_queries
+    from headrank.reports.conditions import select_cells
     from headrank.reports.run_report import RunReport, write_run_report
 
     folder = Path(args.run)
     report = RunReport(
-        cells=find_cells(folder),
+        cells=select_cells(find_cells(folder), args.methods, args.benchmarks),
         output=Path(args.output or folder / "report"),
         measure=measure_name(args.measure) if args.measure else None,
         challenger=args.challenger,
@@ -105,12 +117,21 @@ def _report_run(args: argparse.Namespace) -> list[Path]:
 
 
 def _report_matrix(args: argparse.Namespace) -> list[Path]:
+    from data_tools.benchmarks import BENCHMARKS
     from headrank.experiments.cells import find_cells
+    from headrank.reports.conditions import select_cells
     from headrank.reports.matrix_report import write_matrix_report
+    from headrank.reports.paper_specs import paper_specs
 
     folder = Path(args.matrix)
-    output = Path(args.output or folder / "report")
-    written = write_matrix_report(find_cells(folder), output, _paper_specs(), with_published=not args.no_published)
+    output = Path(args.output or (folder.parent if folder.is_file() else folder) / "report")
+    written = write_matrix_report(
+        select_cells(find_cells(folder), args.methods, args.benchmarks),
+        output,
+        paper_specs(BENCHMARKS),
+        own_depths={name: benchmark.depth for name, benchmark in BENCHMARKS.items()},
+        with_published=not args.no_published,
+    )
     _log.info("%d files below %s", len(written), output)
     return written[-2:]
 
@@ -124,7 +145,7 @@ def _report_heads(args: argparse.Namespace) -> list[Path]:
     output = Path(args.output or Path(args.heads[-1].rpartition("=")[2]).parent / "report")
     change = compare_heads(*sets.values()) if len(sets) == 2 else None  # refuses before anything is drawn
     page = Page(args.title or "Core heads: " + ", ".join(sets))
-    page.add("Core heads", head_blocks(sets, output / "figures"))
+    page.add("Core heads", head_blocks(sets, output / "figures", args.paper_model))
     written = []
     if change is not None:
         before, after = sets
@@ -156,46 +177,3 @@ def _heads_beside(folder: Path) -> dict[str, HeadSet]:
 
     found = sorted(folder.glob("heads*.json"), key=place)
     return {path.name.removesuffix(".json").removeprefix("heads").strip("._-") or "heads": HeadSet.load(path) for path in found}
-
-
-SHORT_TITLES = {"trec-covid": "COVID", "arguana": "ArguAna", "trec-news": "News", "fiqa": "FiQA", "scidocs": "SciDocs", "nfcorpus": "NFC"}
-SHORT_TITLES |= {"dbpedia": "DBPedia", "hotpotqa": "HotpotQA", "2wiki": "2Wiki", "musique": "MuSiQue"}
-
-
-def _paper_specs() -> list[TableSpec]:
-    """The paper's Tables 1 to 3 with its published numbers, from the registry of benchmarks."""
-    from headrank.evaluation.published import TABLE_1, TABLE_2, TABLE_3
-
-    return [_spec(TABLE_1, "ndcg10", by_group=True), _spec(TABLE_2, "multihop_recall"), _spec(TABLE_3, "ablation", is_ablation=True)]
-
-
-def _spec(table: str, name: str, *, by_group: bool = False, is_ablation: bool = False) -> TableSpec:
-    """One of the paper's tables: columns in its order, values, averages and success rates as it prints them."""
-    from data_tools.benchmarks import BENCHMARKS
-    from headrank.evaluation.published import SUCCESS_RATE, published_numbers
-    from headrank.reports.paper_tables import Published, TableSpec
-    from headrank.reports.tables import Column
-
-    numbers = [number for number in published_numbers() if number.table == table]
-    columns = []
-    for benchmark, measure in dict.fromkeys((number.benchmark, number.measure) for number in numbers):
-        if benchmark in BENCHMARKS:
-            short = SHORT_TITLES.get(benchmark, benchmark.upper())
-            group = BENCHMARKS[benchmark].group.title().replace("-Of-", "-of-") if by_group else "" if is_ablation else short
-            columns.append(Column(benchmark, measure, short if by_group or is_ablation else measure, group))
-    return TableSpec(
-        name=name,
-        title=table.partition(": ")[2].partition(",")[0].replace("ablation", "Ablation"),
-        columns=tuple(columns),
-        published=tuple(
-            Published(number.model, number.method, number.benchmark, number.measure, number.value)
-            for number in numbers
-            if number.benchmark != SUCCESS_RATE
-        ),
-        published_success={(number.model, number.method): number.value for number in numbers if number.benchmark == SUCCESS_RATE},
-        methods=tuple(dict.fromkeys(number.method for number in numbers)) if is_ablation else None,
-        has_average=not is_ablation,
-        has_success_rate=not is_ablation,
-        source=f"the paper's {table}",
-        depths=tuple(dict.fromkeys(BENCHMARKS[column.benchmark].depth for column in columns)),
-    )

@@ -140,7 +140,7 @@ def _view(
 
 def _prompt(args: argparse.Namespace) -> PromptTemplate | None:
     """The heads' own prompt with the given switches changed; None when nothing was changed."""
-    if not options.changes_prompt(args):
+    if not options.prompt_changes(args):
         return None
     from headrank.reranking.reranker import choose_heads
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -126,3 +126,9 @@ def _pair(evaluations: Mapping[str, Evaluation], measure: str, baseline: str, ch
 def scale_of(measure: str) -> int:
     """What people's tables multiply by: fractions become percentages, counts (NumRet, NumRel) stay."""
     return 1 if measure.startswith("Num") else 100
+
+
+def mean_over_seeds(seeds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """One system out of several seeds: each query's mean, on the queries that all seeds have."""
+    shared = [query_id for query_id in seeds[0] if all(query_id in values for values in seeds)]
+    return {query_id: sum(values[query_id] for values in seeds) / len(seeds) for query_id in shared}

@@ -120,8 +120,3 @@ def with_short_models(cells: Sequence[Cell]) -> list[Cell]:
 def cell_key(cell: Cell) -> tuple:
     """The order of cells everywhere: benchmark, condition, model, method, then path."""
     return cell.benchmark, cell.condition, cell.model, method_order(cell.method), str(cell.path)
-
-
-def conditions(cells: Sequence[Cell]) -> list[tuple[int, str]]:
-    """The (depth, order) pairs present, in order."""
-    return sorted({cell.condition for cell in cells})

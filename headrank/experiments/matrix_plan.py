@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from headrank.errors import InputError
 from headrank.evaluation.measures import Missing
-from headrank.files import file_key, file_sha256, folder_key
 from headrank.formats import Collection
 from headrank.methods import find_method
 
@@ -40,6 +39,7 @@ class MatrixModel:
     name: str
     path: str
     seed: int | None = None
+    is_made_here: bool = False  # by an earlier phase of the study: the folder may not be there yet
 
 
 @dataclass(frozen=True)
@@ -65,22 +65,10 @@ class MatrixCell:
         model = _slug(self.model.name) if self.model is not None else "first-stage"
         return Path(_slug(self.benchmark.name)) / f"top{self.depth}-{self.order}" / model / (_slug(self.method) + seed)
 
-    def settings(self, shared: Mapping[str, Any]) -> dict[str, Any]:
-        """Everything that decides the ranking of this cell, for the check on resumption; judgements are looked at when it is measured."""
-        collection = Collection.open(self.benchmark.collection)
-        return {
-            "model": None if self.model is None else asdict(self.model),
-            "model_files": None if self.model is None else folder_key(self.model.path),
-            "method": self.method,
-            "heads_sha256": file_sha256(self.heads) if self.heads else None,
-            "benchmark": self.benchmark.name,
-            "run_sha256": file_sha256(collection.run_path or ""),
-            "queries_sha256": file_sha256(collection.queries_path),
-            "corpus": file_key(collection.corpus_path),
-            "depth": self.depth,
-            "order": self.order,
-            **shared,
-        }
+    def identity(self) -> dict[str, Any]:
+        """What names the cell; the files behind it are looked at by content, size and time (see cell_jobs)."""
+        model = {"name": self.model.name, "path": self.model.path, "seed": self.model.seed} if self.model is not None else None
+        return {"model": model, "method": self.method, "benchmark": self.benchmark.name, "depth": self.depth, "order": self.order}
 
 
 def plan_cells(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headrank.evaluation.comparison import Comparison, scale_of
+from headrank.reports.grids import Grid
+from headrank.reports.table_text import to_markdown, to_text
 
 
 def render(comparison: Comparison, style: str, *, per_query: bool = False) -> str:
@@ -56,10 +58,6 @@ def _query_rows(comparison: Comparison) -> list[list[str]]:
 
 
 def _table(rows: Sequence[Sequence[str]], style: str) -> str:
-    """A header row and body rows; the first column is left-aligned text, the rest follow the widest entry."""
-    if style == "markdown":
-        escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-        lines = ["| " + " | ".join(row) + " |" for row in escaped]
-        return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    """The first row is the header."""
+    grid = Grid("", tuple(rows[0]), tuple(map(tuple, rows[1:])))
+    return (to_markdown(grid) if style == "markdown" else to_text(grid)).rstrip("\n")

@@ -1,4 +1,4 @@
-"""`headrank report --heads`: the paper's before/after table with shared heads and depth bands, head maps and the depth figure."""
+"""`headrank report --heads`: the before/after table with shared heads, the paper's beside it, depth bands, head maps, the depth figure."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from headrank.evaluation.published import published_heads
 from headrank.formats import atomic_write
 from headrank.method.heads import HeadSet, head_name
+from headrank.reports.grids import Grid, GridRow
 from headrank.reports.head_depth import HeadChange, compare_heads, describe_change, head_depth
-from headrank.reports.page import Block, Bullets, Grid, Picture
-from headrank.reports.table_text import latex_escape
+from headrank.reports.page import Block, Bullets, Picture
+from headrank.reports.table_text import to_latex
 
 SHARED_MARK = "✓"
 
 
-def head_blocks(sets: Mapping[str, HeadSet], figures: Path) -> list[Block]:
-    """Everything to say about one or more head sets: changes from the first to each later one, depth figure, maps."""
+def head_blocks(sets: Mapping[str, HeadSet], figures: Path, paper_model: str | None = None) -> list[Block]:
+    """Everything to say about one or more head sets: changes from the first to each later one, the paper's heads, depth figure, maps.
+
+    ``paper_model`` names the model whose heads the paper lists (Table 4); by default it is read from the name of the sets' model.
+    """
     from headrank.reports.figures import draw_head_depth, draw_head_map
 
     blocks: list[Block] = []
@@ -27,6 +32,9 @@ def head_blocks(sets: Mapping[str, HeadSet], figures: Path) -> list[Block]:
         blocks += [change_grid(change, labels[0], label), Bullets(tuple(describe_change(change)))]
     if len(labels) == 1:
         blocks.append(_single_grid(sets[labels[0]]))
+    known = paper_model or model_in_paper(sets[labels[0]].model)
+    if known is not None:
+        blocks += paper_grids(sets, known)
     depths = {label: sets[label] for label in [labels[0], *same_shape]}
     png, _ = draw_head_depth(depths, figures / "head_depth")
     summary = "; ".join(f"{label}: layers {head_depth(heads).band[0]} to {head_depth(heads).band[1]}" for label, heads in depths.items())
@@ -49,20 +57,35 @@ def change_grid(change: HeadChange, before: str, after: str) -> Grid:
     return Grid(f"Core heads, {before} and {after}", ("Rank", before, after, "Shared"), tuple(rows))
 
 
-def write_head_table(change: HeadChange, before: str, after: str, path: str | os.PathLike[str]) -> None:
-    """The same table as LaTeX (booktabs)."""
-    lines = [
-        r"% needs \usepackage{booktabs, pifont}",
-        r"\begin{tabular}{@{} c ccc @{}}",
-        r"\toprule",
-        rf"\textbf{{Rank}} & \textbf{{{latex_escape(before)}}} & \textbf{{{latex_escape(after)}}} & \textbf{{Shared}} \\",
-        r"\midrule",
+def model_in_paper(model: str) -> str | None:
+    """The model of the paper's head table that a path or hub name names: 'runs/qwen3-0.6b/hf' is Qwen3-0.6B."""
+    return next((name for name in published_heads() if name.lower() in model.lower()), None)
+
+
+def paper_grids(sets: Mapping[str, HeadSet], model: str) -> list[Block]:
+    """The paper's heads rank by rank beside ours, and how many of them each of our sets shares."""
+    paper = {f"{moment} (paper)": heads for moment, heads in published_heads()[model].items()}
+    columns = {**{label: list(heads.heads) for label, heads in sets.items()}, **paper}
+    length = max(map(len, columns.values()))
+    ranks = tuple(
+        (str(place + 1), *(head_name(heads[place]) if place < len(heads) else "" for heads in columns.values())) for place in range(length)
+    )
+    shared = []
+    for label, heads in sets.items():
+        counts = (f"{len(set(heads.heads) & set(listed))} / {len(listed)}" for listed in paper.values())
+        common = [head_name(head) for head in heads.heads if any(head in listed for listed in paper.values())]
+        shared.append(GridRow((label, *counts, ", ".join(common) or "none")))
+    note = (f"Rows marked as the paper's are its Table 4 for {model}, not ours.",)
+    return [
+        Grid(f"Core heads, ours and the paper's ({model})", ("Rank", *columns), ranks, notes=note),
+        Grid("Heads shared with the paper's", ("Set", *paper, "In common"), tuple(shared)),
     ]
-    for rank, old, new, is_shared in change.rows():
-        lines.append(" & ".join([str(rank), old, new, r"\ding{51}" if is_shared else ""]) + r" \\")
-    lines += [r"\midrule", rf"\textbf{{Shared}} & \multicolumn{{3}}{{c}}{{{len(change.shared)}\,/\,{len(change.after.heads)}}} \\"]
+
+
+def write_head_table(change: HeadChange, before: str, after: str, path: str | os.PathLike[str]) -> None:
+    """The table of before and after as LaTeX."""
     with atomic_write(path) as stream:
-        stream.write("\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""]))
+        stream.write(to_latex(change_grid(change, before, after)))
 
 
 def _single_grid(heads: HeadSet) -> Grid:

@@ -11,8 +11,8 @@ from importlib import resources
 from pathlib import Path
 
 from headrank.formats import atomic_write
+from headrank.reports.grids import Grid
 from headrank.reports.table_text import to_html, to_markdown
-from headrank.reports.tables import Table
 
 PIXELS_PER_DOT = 0.55  # figures are drawn at 200 dots an inch and shown at 110 pixels an inch, all at the same scale
 
@@ -33,15 +33,6 @@ class Bullets:
 
 
 @dataclass(frozen=True)
-class Grid:
-    """A small table of strings; the first column is the row's name."""
-
-    caption: str
-    headers: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True)
 class Picture:
     """A figure on disk (its PNG), what it shows in words, and a caption."""
 
@@ -50,7 +41,7 @@ class Picture:
     caption: str
 
 
-Block = Paragraph | Bullets | Grid | Picture | Table
+Block = Paragraph | Bullets | Grid | Picture
 
 
 @dataclass
@@ -108,10 +99,6 @@ def _markdown(block: Block, root: Path) -> str:
     if isinstance(block, Picture):
         path = Path(os.path.relpath(block.path, root)).as_posix()
         return f"![{block.alt}]({path})\n\n*{block.caption}*"
-    if isinstance(block, Grid):
-        rows = [[cell.replace("|", "\\|").replace("<", "&lt;") for cell in row] for row in (block.headers, *block.rows)]
-        lines = ["| " + " | ".join(row) + " |" for row in rows]
-        return "\n".join([f"**{block.caption}**", "", lines[0], "|---|" + "---:|" * (len(block.headers) - 1), *lines[1:]])
     return to_markdown(block).rstrip("\n")
 
 
@@ -128,20 +115,4 @@ def _html(block: Block) -> str:
             f'<figure><img alt="{html.escape(block.alt)}" width="{width}" src="{source}">'
             f"<figcaption>{html.escape(block.caption)}</figcaption></figure>"
         )
-    if isinstance(block, Grid):
-        heads = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in block.headers)
-        rows = "".join(
-            f'<tr><th scope="row">{html.escape(row[0])}</th>' + "".join(_cell(cell) for cell in row[1:]) + "</tr>" for row in block.rows
-        )
-        label = html.escape(block.caption)
-        return (
-            f'<div class="scroll" role="region" tabindex="0" aria-label="{label}"><table><caption>{label}</caption>'
-            f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
-        )
     return to_html(block)
-
-
-def _cell(text: str) -> str:
-    """A table cell; words are set left, numbers right."""
-    is_number = text[:1] in "+-.0123456789" or not text
-    return f"<td>{html.escape(text)}</td>" if is_number else f'<td class="words">{html.escape(text)}</td>'

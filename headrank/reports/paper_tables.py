@@ -11,7 +11,7 @@ from itertools import combinations
 
 from headrank.errors import InputError
 from headrank.experiments.cells import Cell
-from headrank.methods import METHODS, method_name, method_order
+from headrank.methods import method_kind, method_name, method_order
 from headrank.reports.tables import Column, Row, Table, Value, short_measure
 
 FIRST_STAGE = "First stage"
@@ -44,22 +44,23 @@ class TableSpec:
     has_success_rate: bool = True
 
 
-def build_table(spec: TableSpec, cells: Sequence[Cell], *, depth: int = 0, with_published: bool = True) -> Table:
-    """One paper table from the cells of one condition; the paper's rows follow ours of the same model and method, and name their
-    depth where it is not ``depth``, that of our cells.
+def build_table(spec: TableSpec, cells: Sequence[Cell], *, with_published: bool = True) -> Table:
+    """One paper table from cells that may be compared; the paper's rows follow ours of the same model and method, and name their
+    depth where it is not that of our cells.
 
     Cells that differ only in their seed become one row with mean and deviation.
     """
     ours = _our_rows(cells, spec.columns, spec.methods)
-    paper = _paper_rows(spec, depth) if with_published else []
+    depths = _depths_of(cells, spec.columns)
+    paper = _paper_rows(spec, set(depths.values())) if with_published else []
     rows = sorted([*ours, *paper], key=lambda row: _row_key(row, ours))
     notes = (f"Rows marked as the paper's are published numbers, not ours: {spec.source}.",) if paper else ()
     return Table(
         spec.name,
         spec.title,
         spec.columns,
-        tuple(_shown(row) for row in rows),
-        notes + _seed_note(ours),
+        tuple(map(_shown, rows)),
+        (*notes, *_depth_note(depths), *_seed_note(ours)),
         has_average=spec.has_average,
         has_success_rate=spec.has_success_rate,
     )
@@ -75,7 +76,8 @@ def overview_table(cells: Sequence[Cell], title: str, name: str = "overview", me
     rows = _our_rows(cells, list(columns.values()), None)
     ordered = sorted(rows, key=lambda row: _row_key(row, rows))
     has_success = any(row.success_rate is not None for row in rows)
-    return Table(name, title, tuple(columns.values()), tuple(map(_shown, ordered)), _seed_note(rows), has_success_rate=has_success)
+    notes = (*_depth_note(_depths_of(cells, list(columns.values()))), *_seed_note(rows))
+    return Table(name, title, tuple(columns.values()), tuple(map(_shown, ordered)), notes, has_success_rate=has_success)
 
 
 def _our_rows(cells: Iterable[Cell], columns: Sequence[Column], methods: tuple[str, ...] | None) -> list[Row]:
@@ -119,8 +121,9 @@ def _over_seeds(cells: Sequence[Cell], measure: str) -> Value:
     return Value.over_seeds([100 * float(cell.metrics["measures"][measure]) for cell in cells])
 
 
-def _paper_rows(spec: TableSpec, depth: int) -> list[Row]:
-    at = "" if spec.depths in ((), (depth,)) else "top " + " and ".join(map(str, spec.depths))
+def _paper_rows(spec: TableSpec, our_depths: set[int]) -> list[Row]:
+    """The published rows; they name their depth where it is not ours (a table without any of our depths is of one known depth)."""
+    at = "" if not spec.depths or set(spec.depths) == our_depths else "top " + " and ".join(map(str, spec.depths))
     values: dict[tuple[str, str], dict[tuple[str, str], Value]] = {}
     for entry in spec.published:
         values.setdefault((entry.model, entry.method), {})[entry.benchmark, entry.measure] = Value(entry.value)
@@ -131,9 +134,27 @@ def _paper_rows(spec: TableSpec, depth: int) -> list[Row]:
     ]
 
 
+def _depths_of(cells: Sequence[Cell], columns: Sequence[Column]) -> dict[str, int]:
+    """The depth of each of the columns' benchmarks, that of the rerankers where there are any."""
+    wanted = {column.benchmark for column in columns}
+    depths: dict[str, int] = {}
+    for cell in sorted(cells, key=lambda cell: not _is_first_stage(cell.method)):
+        if cell.benchmark in wanted:
+            depths[cell.benchmark] = cell.condition[0]
+    return depths
+
+
+def _depth_note(depths: Mapping[str, int]) -> tuple[str, ...]:
+    """Which benchmark stands at which depth, where that differs."""
+    by_depth: dict[int, list[str]] = {}
+    for benchmark, depth in depths.items():
+        by_depth.setdefault(depth, []).append(benchmark)
+    told = "; ".join(f"{depth} for {', '.join(sorted(names))}" for depth, names in sorted(by_depth.items(), reverse=True))
+    return (f"Candidates per query: {told}.",) if len(by_depth) > 1 else ()
+
+
 def _is_first_stage(method: str) -> bool:
-    known = METHODS.get(method.partition("+")[0])
-    return known is not None and known.kind == "first-stage"
+    return method_kind(method) == "first-stage"
 
 
 def _row_key(row: Row, ours: Sequence[Row]) -> tuple:

@@ -7,23 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from headrank.errors import InputError
-from headrank.experiments.cells import Cell, conditions
+from headrank.experiments.cells import Cell
 from headrank.formats import write_json
-from headrank.reports.cell_analyses import comparable_cells
-from headrank.reports.head_report import head_blocks
-from headrank.reports.page import Block, Bullets, Grid, Page, Paragraph, Picture
-from headrank.reports.run_sections import RunReport, cost_blocks, provenance_blocks, seconds_of, training_blocks, where_blocks
-from headrank.reports.verdict import (
+from headrank.reports.conditions import group_cells
+from headrank.reports.contests import (
     Contest,
     changes,
+    compare_methods,
     condition_name,
     headline_opponents,
-    hold_contest,
     moved_most,
     p_text,
     sentence,
     verdict,
 )
+from headrank.reports.grids import Grid
+from headrank.reports.head_report import head_blocks
+from headrank.reports.page import Block, Bullets, Page, Paragraph, Picture
+from headrank.reports.run_sections import RunReport, cost_blocks, provenance_blocks, seconds_of, training_blocks, where_blocks
 
 
 def write_run_report(folder: Path, report: RunReport, title: str | None = None) -> list[Path]:
@@ -51,11 +52,10 @@ def _contests(report: RunReport) -> list[Contest]:
     if report.measure is not None and report.measure not in known:
         raise InputError(f"--measure {report.measure}: no result has it, they have {', '.join(known)}; evaluate with --measures first")
     contests = []
-    for condition in conditions(report.cells):
-        cells = comparable_cells(report.cells, condition)
-        for benchmark in dict.fromkeys(cell.benchmark for cell in cells):
-            chosen = [cell for cell in cells if cell.benchmark == benchmark]
-            contest = hold_contest(chosen, report.measure or leading_measure(chosen), report.challenger, report.settings)
+    for group in group_cells(report.cells):
+        for benchmark in dict.fromkeys(cell.benchmark for cell in group.cells):
+            chosen = [cell for cell in group.cells if cell.benchmark == benchmark]
+            contest = compare_methods(chosen, report.measure or leading_measure(chosen), report.challenger, report.settings)
             if contest is not None:
                 contests.append(contest)
     _require_challenger(report.challenger, contests)
@@ -124,7 +124,7 @@ def _contest_grid(contest: Contest) -> Grid:
             )
         )
     name = contest.challenger
-    headers = ("Method", f"{contest.measure} × 100", f"{name} minus this", "p (Holm)", f"{name} is", "Seconds a query", "Layers used")
+    headers = ("Method", f"{contest.measure} × 100", f"{name} minus this", "p (Holm)", f"{name} is", "Seconds per query", "Layers used")
     return Grid(f"{condition_name(contest)}: {contest.measure}, and {name} against each row", headers, tuple(rows))
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from headrank.evaluation.comparison import Settings
-from headrank.evaluation.homogenisation import mean_middle_zone_std, score_by_position
-from headrank.evaluation.promotion import mean_rates, promotion
 from headrank.experiments.cells import Cell
 from headrank.method.heads import HeadSet
 from headrank.methods import method_kind, method_name
-from headrank.reports.cell_analyses import CellAnalyses
-from headrank.reports.page import Block, Bullets, Grid, Paragraph, Picture
+from headrank.reports.analyses import CellAnalyses
+from headrank.reports.contests import Contest, changes, condition_name, headline_opponents
+from headrank.reports.grids import Grid
+from headrank.reports.page import Block, Bullets, Paragraph, Picture
+from headrank.reports.sections import list_blocks, pareto_blocks
 from headrank.reports.training_curves import find_training_logs, read_training_log
-from headrank.reports.verdict import Contest, changes, condition_name, headline_opponents
 
 
 @dataclass
@@ -51,33 +51,9 @@ def where_blocks(report: RunReport, contests: Sequence[Contest]) -> list[Block]:
         up, down = sum(value > 0 for value in moved.values()), sum(value < 0 for value in moved.values())
         blocks.append(Picture(png, f"{up} queries gained and {down} lost.", f"Change of {contest.measure} of every query: {title}."))
         blocks.append(_extremes_grid(report, moved, contest.measure, title))
-        blocks += _list_blocks(report, contest, place)
-    return blocks
-
-
-def _list_blocks(report: RunReport, contest: Contest, place: int) -> list[Block]:
-    """Homogenisation, promotion and score by position, from the cells that kept their scores."""
-    from headrank.reports.figures import draw_position_curves, draw_promotion
-
-    blocks: list[Block] = []
-    methods = {label: cell.method for label, cell in contest.cells.items() if method_kind(cell.method) != "first-stage"}
-    lists = {label: contest.cells[label].scores() for label in methods}
-    attention = {label: rows for label, rows in lists.items() if rows and method_kind(methods[label]) == "attention"}
-    deviations = {label: value for label, rows in attention.items() if (value := mean_middle_zone_std(rows)) is not None}
-    if deviations:
-        caption = f"Homogenisation on {condition_name(contest)}: normalised middle-zone standard deviation (higher is better)"
-        blocks.append(Grid(caption, ("Method", "Std"), tuple((label, f"{value:.3f}") for label, value in deviations.items())))
-    rates = {label: found for label, rows in lists.items() if (found := mean_rates([[promotion(rows)]])) is not None}
-    if rates:
-        png, _ = draw_promotion({condition_name(contest): rates}, report.figures / f"promotion_{place}", methods=methods)
-        told = "; ".join(f"{label} gap {100 * value[2]:+.1f} points" for label, value in rates.items())
-        caption = "Middle-zone documents that reached the top quartile; the number is the selectivity gap in percentage points."
-        blocks.append(Picture(png, f"Promotion rates: {told}.", caption))
-    curves = {label: curve for label, rows in attention.items() if (curve := score_by_position(rows)) is not None}
-    if curves:
-        png, _ = draw_position_curves(curves, report.figures / f"positions_{place}", methods=methods)
-        caption = "Score by position: where the relevant and the irrelevant line meet, scores are homogenised."
-        blocks.append(Picture(png, "Mean normalised score at each place of the prompt.", caption))
+        analyses = CellAnalyses.by_label(condition_name(contest), contest.cells)
+        models = {cell.model for cell in contest.cells.values()}
+        blocks += list_blocks(analyses, report.figures / f"lists_{place}", condition_name(contest), models)
     return blocks
 
 
@@ -92,8 +68,6 @@ def _extremes_grid(report: RunReport, moved: Mapping[str, float], measure: str, 
 
 def cost_blocks(report: RunReport, contests: Sequence[Contest]) -> list[Block]:
     """Seconds, tokens, memory, layers and format success of every row, and the Pareto figure."""
-    from headrank.reports.figures import draw_pareto
-
     blocks: list[Block] = []
     for place, contest in enumerate(contests):
         rows = []
@@ -112,18 +86,10 @@ def cost_blocks(report: RunReport, contests: Sequence[Contest]) -> list[Block]:
                     f"{100 * success:.1f}" if success is not None else "",
                 )
             )
-        headers = ("Method", "Seconds a query", "Tokens a query", "Peak memory (GiB)", "Layers", "Format success (%)")
+        headers = ("Method", "Seconds per query", "Tokens per query", "Peak memory (GiB)", "Layers", "Format success (%)")
         blocks.append(Grid(f"Costs on {condition_name(contest)}", headers, tuple(rows)))
-        points, levels = CellAnalyses(list(contest.cells.values())).costs(contest.measure)
-        if len(points) > 1:
-            png, _ = draw_pareto(points, contest.measure, report.figures / f"pareto_{place}", levels)
-            blocks.append(
-                Picture(
-                    png,
-                    "Latency against effectiveness with the Pareto frontier.",
-                    f"Latency against {contest.measure} on {condition_name(contest)}.",
-                )
-            )
+        analyses = CellAnalyses.by_label(condition_name(contest), contest.cells)
+        blocks += pareto_blocks(analyses, contest.measure, report.figures / f"costs_{place}", condition_name(contest))
     return blocks
 
 

@@ -1,13 +1,14 @@
-"""Tables as Markdown, LaTeX (booktabs), CSV and HTML. The same table always gives the same bytes."""
+"""The one table renderer: a Grid as Markdown, plain text, LaTeX (booktabs), CSV and HTML. The same grid always gives the same bytes."""
 
 from __future__ import annotations
 
 import csv
 import html
 import io
-from collections.abc import Callable
+from collections.abc import Sequence
+from itertools import groupby
 
-from headrank.reports.tables import DECIMALS, Column, Mark, Row, Table, group_rows
+from headrank.reports.grids import Grid, GridRow, Text
 
 _LATEX_SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -30,7 +31,80 @@ _LATEX_SPECIAL = {
     "“": "``",
     "”": "''",
     "…": r"\ldots{}",
+    "✓": r"\ding{51}",
 }
+
+
+def to_markdown(grid: Grid) -> str:
+    """A GitHub table under its caption: best bold, second underlined, quoted names in italics; notes below."""
+    heads = [*([grid.group_header] if grid.group_header else []), *grid.headers]
+    num_names = len(heads) - len(grid.headers) + 1
+    lines = [_markdown_line(heads), "|" + "---|" * num_names + "---:|" * (len(heads) - num_names)]
+    for group, rows in grid.groups():
+        for place, row in enumerate(rows):
+            name, *entries = row.texts
+            first = [group if place == 0 else ""] if grid.group_header else []
+            shown = [f"*{_markdown_escape(name.text)}*" if row.is_quoted else _marked_markdown(name), *map(_marked_markdown, entries)]
+            lines.append("| " + " | ".join([*map(_markdown_escape, first), *shown]) + " |")
+    caption = f"**{grid.caption}**\n\n" if grid.caption else ""
+    return caption + "\n".join(lines) + "\n" + "".join(f"\n{note}\n" for note in grid.notes)
+
+
+def to_text(grid: Grid) -> str:
+    """Aligned columns for a terminal; the caption is left to the caller."""
+    rows = [list(grid.headers), *([entry.text for entry in row.texts] for row in grid.lines)]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(grid.headers))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def to_csv(grid: Grid) -> str:
+    """Plain texts, a line per row; row groups come first."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow([*([grid.group_header] if grid.group_header else []), *grid.headers])
+    for row in grid.lines:
+        writer.writerow([*([row.group] if grid.group_header else []), *(entry.text for entry in row.texts)])
+    return stream.getvalue()
+
+
+def to_latex(grid: Grid) -> str:
+    """A booktabs table* with multirow groups; \\textbf and \\underline mark best and second, quoted names are italic."""
+    heads = [*([grid.group_header] if grid.group_header else []), *(grid.short_headers or grid.headers)]
+    num_names = len(heads) - len(grid.headers) + 1
+    lines = [
+        "% needs \\usepackage{booktabs, multirow, graphicx, pifont}",
+        r"\begin{table*}[t]",
+        r"\centering",
+        rf"\caption{{{latex_escape(' '.join((grid.caption + '.', *grid.notes)))}}}",
+        rf"\label{{tab:{grid.name}}}",
+        r"\resizebox{\textwidth}{!}{%",
+        rf"\begin{{tabular}}{{@{{}} {'l' * num_names} {'c' * (len(heads) - num_names)} @{{}}}}",
+        r"\toprule",
+        *_latex_spans(grid, num_names),
+        " & ".join(rf"\textbf{{{latex_escape(head)}}}" for head in heads) + r" \\",
+    ]
+    for group, rows in grid.groups():
+        lines.append(r"\midrule")
+        lines += [_latex_row(grid, row, group if place == 0 else "", len(rows)) for place, row in enumerate(rows)]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}%", "}", r"\end{table*}", ""])
+
+
+def to_html(grid: Grid) -> str:
+    """An accessible table: caption, scoped heads, <strong> for best, <u> for second; wide ones scroll by themselves."""
+    label = html.escape(grid.caption)
+    heads = [*([grid.group_header] if grid.group_header else []), *grid.headers]
+    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in heads)
+    parts = [f'<div class="scroll" role="region" tabindex="0" aria-label="{label}"><table><caption>{label}</caption>']
+    parts.append(f"<thead><tr>{head}</tr></thead>")
+    for group, rows in grid.groups():
+        parts.append("<tbody>")
+        for place, row in enumerate(rows):
+            has_name = grid.group_header and place == 0
+            name = f'<th scope="rowgroup" rowspan="{len(rows)}">{html.escape(group)}</th>' if has_name else ""
+            parts.append(f"<tr{' class=paper' if row.is_quoted else ''}>{name}{_html_entries(row)}</tr>")
+        parts.append("</tbody>")
+    return "".join(parts) + "</table></div>" + "".join(f'<p class="note">{html.escape(note)}</p>' for note in grid.notes)
 
 
 def latex_escape(text: str) -> str:
@@ -38,142 +112,53 @@ def latex_escape(text: str) -> str:
     return "".join(_LATEX_SPECIAL.get(char, char if char.isprintable() else " ") for char in text)
 
 
-def _cells(table: Table, row_index: int, row: Row, marks: dict, decorate: Callable[[str, Mark], str]) -> list[str]:
-    """The number cells of a row: values, averages, success rate; empty where nothing was measured."""
-    cells = []
-    for column in table.all_columns:
-        value = row.values.get(column.key)
-        cells.append("" if value is None else decorate(value.text, marks.get((row_index, column.key), "")))
-    if table.has_success_rate:
-        cells.append("" if row.success_rate is None else f"{row.success_rate:.1f}")
-    return cells
+def _markdown_escape(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
 
 
-def _headers(table: Table) -> list[str]:
-    names = [f"{column.group} {column.label}".strip() if _needs_group(table, column) else column.label for column in table.all_columns]
-    return ["Model", "Method", *names, *(["SR (%)"] if table.has_success_rate else [])]
+def _markdown_line(texts: Sequence[str]) -> str:
+    return "| " + " | ".join(map(_markdown_escape, texts)) + " |"
 
 
-def _needs_group(table: Table, column: Column) -> bool:
-    """Whether the label alone would be ambiguous in a one-line header."""
-    return sum(other.label == column.label for other in table.all_columns) > 1
+def _marked_markdown(entry: Text) -> str:
+    text = _markdown_escape(entry.text)
+    return f"**{text}**" if entry.mark == "best" else f"<u>{text}</u>" if entry.mark == "second" else text
 
 
-def to_markdown(table: Table) -> str:
-    """A GitHub table: best bold, second underlined, the paper's rows in italics and labelled."""
-
-    def decorate(text: str, mark: Mark) -> str:
-        return f"**{text}**" if mark == "best" else f"<u>{text}</u>" if mark == "second" else text
-
-    marks, lines = table.marks(), []
-    headers = [header.replace("|", "\\|") for header in _headers(table)]
-    lines += ["| " + " | ".join(headers) + " |", "|---|---|" + "---:|" * (len(headers) - 2)]
-    previous = None
-    for index, row in enumerate(table.completed_rows()):
-        label = row.label.replace("|", "\\|")
-        model = "" if row.model == previous else row.model.replace("|", "\\|")
-        previous = row.model
-        cells = [model, f"*{label}*" if row.source == "paper" else label, *_cells(table, index, row, marks, decorate)]
-        lines.append("| " + " | ".join(cells) + " |")
-    notes = "".join(f"\n{note}\n" for note in table.notes)
-    return f"**{table.title}**\n\n" + "\n".join(lines) + "\n" + notes
+def _latex_row(grid: Grid, row: GridRow, group: str, num_rows: int) -> str:
+    name, *entries = row.texts
+    cells = [rf"\textit{{{latex_escape(name.text)}}}" if row.is_quoted else latex_escape(name.text)]
+    for entry in entries:
+        text = latex_escape(entry.text)
+        cells.append(rf"\textbf{{{text}}}" if entry.mark == "best" else rf"\underline{{{text}}}" if entry.mark == "second" else text)
+    if grid.group_header:
+        cells.insert(0, rf"\multirow{{{num_rows}}}{{*}}{{\textit{{{latex_escape(group)}}}}}" if group else "")
+    return " & ".join(cells) + r" \\"
 
 
-def to_csv(table: Table) -> str:
-    """One line a row with plain numbers, ``source`` saying ours or paper; deviations over seeds in columns of their own."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    has_deviation = any(value.deviation is not None for row in table.rows for value in row.values.values())
-    names = [f"{column.benchmark} {column.measure}" for column in table.all_columns]
-    header = ["source", "model", "method", *names]
-    header += [f"{name} std" for name in names] if has_deviation else []
-    writer.writerow([*header, *(["success_rate"] if table.has_success_rate else [])])
-    for row in table.completed_rows():
-        values = [row.values.get(column.key) for column in table.all_columns]
-        source = f"{row.source} ({row.depth})" if row.depth else row.source
-        line = [source, row.model, row.method, *("" if value is None else f"{value.number:.{DECIMALS}f}" for value in values)]
-        if has_deviation:
-            line += ["" if value is None or value.deviation is None else f"{value.deviation:.{DECIMALS}f}" for value in values]
-        if table.has_success_rate:
-            line.append("" if row.success_rate is None else f"{row.success_rate:.1f}")
-        writer.writerow(line)
-    return stream.getvalue()
-
-
-def to_latex(table: Table) -> str:
-    """A booktabs table* with multirow models; \\textbf and \\underline mark best and second, the paper's rows are italic."""
-
-    def decorate(text: str, mark: Mark) -> str:
-        shown = latex_escape(text)
-        return rf"\textbf{{{shown}}}" if mark == "best" else rf"\underline{{{shown}}}" if mark == "second" else shown
-
-    marks = table.marks()
-    averages = len(table.average_columns) + table.has_success_rate
-    spec = "@{} ll " + "c" * len(table.columns) + (" | " + "c" * averages if averages else "") + " @{}"
-    head = [r"\textbf{Model}", r"\textbf{Method}", *(rf"\textbf{{{latex_escape(column.label)}}}" for column in table.all_columns)]
-    head += [r"\textbf{SR (\%)}"] if table.has_success_rate else []
-    lines = [
-        "% needs \\usepackage{booktabs, multirow, graphicx}",
-        r"\begin{table*}[t]",
-        r"\centering",
-        rf"\caption{{{latex_escape(' '.join((table.title + '.', *table.notes)))}}}",
-        rf"\label{{tab:{table.name}}}",
-        r"\resizebox{\textwidth}{!}{%",
-        rf"\begin{{tabular}}{{{spec}}}",
-        r"\toprule",
-        *_latex_groups(table),
-        " & ".join(head) + r" \\",
-    ]
-    index = 0
-    for model, rows in group_rows(table.completed_rows()):
-        lines.append(r"\midrule")
-        for place, row in enumerate(rows):
-            first = rf"\multirow{{{len(rows)}}}{{*}}{{\textit{{{latex_escape(model)}}}}}" if place == 0 else ""
-            label = latex_escape(row.label)
-            lines.append(
-                " & ".join([first, rf"\textit{{{label}}}" if row.source == "paper" else label, *_cells(table, index, row, marks, decorate)])
-                + r" \\"
-            )
-            index += 1
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}%", "}", r"\end{table*}", ""])
-
-
-def _latex_groups(table: Table) -> list[str]:
-    """The line above the header with its rules, when any column has a group."""
-    columns = table.all_columns
-    if not any(column.group for column in columns):
+def _latex_spans(grid: Grid, num_names: int) -> list[str]:
+    """The line above the heads with its rules, when any column has a name there."""
+    if not any(grid.spans):
         return []
-    cells, rules, start = ["", ""], [], 0
-    while start < len(columns):
-        end = start
-        while end + 1 < len(columns) and columns[end + 1].group == columns[start].group:
-            end += 1
-        name = columns[start].group
+    cells, rules, column = [""] * num_names, [], num_names + 1
+    for name, columns in groupby(grid.spans):
+        width = len(list(columns))
         shown = rf"\textbf{{{latex_escape(name)}}}" if name else ""
-        cells.append(rf"\multicolumn{{{end - start + 1}}}{{c}}{{{shown}}}")
+        cells.append(rf"\multicolumn{{{width}}}{{c}}{{{shown}}}")
         if name:
-            rules.append(rf"\cmidrule(lr){{{start + 3}-{end + 3}}}")
-        start = end + 1
-    return [" & ".join(cells + [""] * table.has_success_rate) + r" \\", " ".join(rules)]
+            rules.append(rf"\cmidrule(lr){{{column}-{column + width - 1}}}")
+        column += width
+    return [" & ".join(cells) + r" \\", " ".join(rules)]
 
 
-def to_html(table: Table) -> str:
-    """An accessible HTML table: caption, scoped headers, <strong> for best, <u> for second."""
+def _html_entries(row: GridRow) -> str:
+    name, *entries = row.texts
+    return f'<th scope="row">{html.escape(name.text)}</th>' + "".join(map(_html_entry, entries))
 
-    def decorate(text: str, mark: Mark) -> str:
-        return f"<strong>{text}</strong>" if mark == "best" else f"<u>{text}</u>" if mark == "second" else text
 
-    marks, parts, index = table.marks(), [], 0
-    heads = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in _headers(table))
-    parts.append(f'<div class="scroll" role="region" tabindex="0" aria-label="{html.escape(table.title)}">')
-    parts.append(f"<table><caption>{html.escape(table.title)}</caption><thead><tr>{heads}</tr></thead>")
-    for model, rows in group_rows(table.completed_rows()):
-        parts.append("<tbody>")
-        for place, row in enumerate(rows):
-            name = f'<th scope="rowgroup" rowspan="{len(rows)}">{html.escape(model)}</th>' if place == 0 else ""
-            numbers = "".join(f"<td>{cell}</td>" for cell in _cells(table, index, row, marks, decorate))
-            parts.append(f'<tr class="{row.source}">{name}<th scope="row">{html.escape(row.label)}</th>{numbers}</tr>')
-            index += 1
-        parts.append("</tbody>")
-    notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in table.notes)
-    return "".join(parts) + f"</table></div>{notes}"
+def _html_entry(entry: Text) -> str:
+    """Words are set left, numbers right."""
+    text = html.escape(entry.text)
+    shown = f"<strong>{text}</strong>" if entry.mark == "best" else f"<u>{text}</u>" if entry.mark == "second" else text
+    is_number = entry.text[:1] in "+-.0123456789" or not entry.text
+    return f"<td>{shown}</td>" if is_number else f'<td class="words">{shown}</td>'

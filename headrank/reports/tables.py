@@ -1,18 +1,19 @@
 """The paper's table as an object: rows of methods under models, columns of benchmarks, our numbers and the paper's apart.
 
 A value that was not measured is None and stays an empty cell; nothing is ever filled in. Averages exist only for rows that
-have every column. Values are what people read: percentages.
+have every column. Values are what people read: percentages. ``grid`` and ``data_grid`` hand it to the renderer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import mean, stdev
 from typing import Literal
 
+from headrank.reports.grids import Grid, GridRow, Mark, Text
+
 Source = Literal["ours", "paper"]
-Mark = Literal["", "best", "second"]
 DECIMALS = 2
 
 
@@ -134,17 +135,52 @@ class Table:
                         marked[index, column.key] = "second"
         return marked
 
+    def grid(self) -> Grid:
+        """For people: models as row groups, best and second marked, the paper's rows quoted; empty where nothing was measured."""
+        marks, rows = self.marks(), []
+        for index, row in enumerate(self.completed_rows()):
+            entries: list[Text | str] = [row.label]
+            for column in self.all_columns:
+                value = row.values.get(column.key)
+                entries.append("" if value is None else Text(value.text, marks.get((index, column.key), "")))
+            if self.has_success_rate:
+                entries.append("" if row.success_rate is None else f"{row.success_rate:.1f}")
+            rows.append(GridRow(tuple(entries), row.model, is_quoted=row.source == "paper"))
+        success = ("SR (%)",) if self.has_success_rate else ()
+        return Grid(
+            self.title,
+            ("Method", *map(self._header, self.all_columns), *success),
+            tuple(rows),
+            group_header="Model",
+            spans=(*(column.group for column in self.all_columns), *("" for _ in success)),
+            short_headers=("Method", *(column.label for column in self.all_columns), *success),
+            notes=self.notes,
+            name=self.name,
+        )
+
+    def data_grid(self) -> Grid:
+        """For programs: plain numbers, ``source`` saying ours or paper; deviations over seeds in columns of their own."""
+        has_deviation = any(value.deviation is not None for row in self.rows for value in row.values.values())
+        names = [f"{column.benchmark} {column.measure}" for column in self.all_columns]
+        headers = ["source", "model", "method", *names, *([f"{name} std" for name in names] if has_deviation else [])]
+        rows = []
+        for row in self.completed_rows():
+            values = [row.values.get(column.key) for column in self.all_columns]
+            line = [f"{row.source} ({row.depth})" if row.depth else row.source, row.model, row.method]
+            line += ["" if value is None else f"{value.number:.{DECIMALS}f}" for value in values]
+            if has_deviation:
+                line += ["" if value is None or value.deviation is None else f"{value.deviation:.{DECIMALS}f}" for value in values]
+            if self.has_success_rate:
+                line.append("" if row.success_rate is None else f"{row.success_rate:.1f}")
+            rows.append(tuple(line))
+        return Grid(self.title, (*headers, *(["success_rate"] if self.has_success_rate else [])), tuple(rows), name=self.name)
+
+    def _header(self, column: Column) -> str:
+        """The column's label, with its group where the label alone would be ambiguous in one line."""
+        is_ambiguous = sum(other.label == column.label for other in self.all_columns) > 1
+        return f"{column.group} {column.label}".strip() if is_ambiguous else column.label
+
 
 def short_measure(measure: str) -> str:
     """The header form of a measure: nDCG@10 -> NDCG@10 as the paper writes it; others as they are."""
     return measure.replace("nDCG", "NDCG")
-
-
-def group_rows(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:
-    """Consecutive rows of the same model."""
-    grouped: list[tuple[str, list[Row]]] = []
-    for row in rows:
-        if not grouped or grouped[-1][0] != row.model:
-            grouped.append((row.model, []))
-        grouped[-1][1].append(row)
-    return grouped

@@ -1,4 +1,4 @@
-"""Training runs side by side: what each started from, reached and ended at on its held-out contexts. Tunings are read off this."""
+"""Training runs compared: what each started from, reached and ended at on its held-out contexts. Tunings are read off this."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 
 from headrank.errors import InputError
 from headrank.files import read_lines, shown
+from headrank.reports.grids import Grid
+from headrank.reports.table_text import to_markdown
 from headrank.reports.training_curves import find_training_logs, read_training_log
 
 COLUMNS = ("run", "steps", "NDCG@10 before", "after", "change", "preference accuracy before", "after", "change", "contexts")
@@ -70,13 +72,13 @@ def _evaluations(log: Path) -> Iterator[dict[str, Any]]:
 
 def training_table(rows: list[TrainingRow]) -> str:
     """Markdown, best change of NDCG@10 first; ties by name; what is not known or not finite is '-' and comes last."""
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "|".join(["---"] + ["---:"] * (len(COLUMNS) - 1)) + "|"]
+    lines = []
     for row in sorted(rows, key=_place):
         cells = [row.name, str(row.steps)]
         for before, after in (row.ndcg, row.accuracy):
             cells += [_percent(before), _percent(after), _percent(after - before, "+")]
-        lines.append("| " + " | ".join([*cells, "-" if row.contexts is None else str(row.contexts)]) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append((*cells, "-" if row.contexts is None else str(row.contexts)))
+    return to_markdown(Grid("", COLUMNS, tuple(lines)))
 
 
 def _place(row: TrainingRow) -> tuple[bool, float, str]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headrank.reports.page import Grid, Page, Paragraph, Picture
+from headrank.reports.grids import Grid
+from headrank.reports.page import Page, Paragraph, Picture
 from headrank.reports.tables import Column, Row, Table, Value
 from headrank.reports.viewer.page import to_html
 from tests.browser import Browser, chromium_or_skip
@@ -178,7 +179,7 @@ def test_the_report_page_renders_in_both_themes_without_a_word_on_the_console(br
     report = Page("A report & <more>")
     picture = save_picture(tmp_path / "figure.png")
     blocks = [Paragraph("It is <better>.", is_lead=True), Grid("Costs", ("Method", "Seconds"), (("ICR", "1.2"),)), picture]
-    report.add("Did it get better?", [*blocks, Table("t", "Ours", (Column("dl19", "nDCG@10", "DL19"),), (row,))])
+    report.add("Did it get better?", [*blocks, Table("t", "Ours", (Column("dl19", "nDCG@10", "DL19"),), (row,)).grid()])
     report.write(tmp_path)
     browser.errors.clear()
     for dark, width in ((False, 1200), (True, 420)):

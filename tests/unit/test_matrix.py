@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headrank.commands import main
+from headrank.commands import benchmark_run
 from headrank.errors import InputError
-from headrank.experiments import matrix
 from headrank.experiments.cells import find_cells
 from headrank.experiments.matrix_plan import MatrixBenchmark, MatrixModel, find_heads, parse_model, parse_shard, plan_cells
+from headrank.experiments.phases import Command, Phase
+from headrank.experiments.processes import start
 from headrank.formats import read_run, write_json, write_jsonl, write_run
 from headrank.method.heads import HeadSet
+from headrank.reranking.rerank_job import RerankJob, rerank
+from tests.in_process import run_calls_here
 from tests.result_cells import make_heads
 from tests.tiny_models import make_tiny_model
 from tests.toy_collections import make_collection
@@ -30,43 +35,55 @@ def collection(tmp_path: Path) -> Path:
 
 def parse(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    matrix.add_arguments(parser)
+    benchmark_run.add_arguments(parser)
     return parser.parse_args(list(words))
 
 
 class FakeRerank:
-    """Stands for `headrank rerank`: reverses every list, as the real command would write it. Can fail for one method."""
+    """Stands for the reranking of a job: reverses every list, and writes what the real one would. Can fail for one method."""
 
     def __init__(self, fails_on: str = "") -> None:
-        self.calls: list[list[str]] = []
+        self.jobs: list[RerankJob] = []
         self.fails_on = fails_on
 
-    def __call__(self, words: Sequence[str]) -> int:
-        self.calls.append(list(words))
-        given = dict(zip(words[1::2], words[2::2], strict=False))
-        if given["--method"] == self.fails_on:
-            return 2
-        lists, rows = {}, []
-        for query_id, listed in read_run(Path(given["--collection"]) / "run.bm25.txt").items():
-            head = listed[: int(given["--depth"])]
-            scores = [float(row.rank) for row in head]
-            lists[query_id] = sorted(((row.doc_id, float(row.rank)) for row in head), key=lambda pair: -pair[1])
-            rows.append(
-                {"query_id": query_id, "doc_ids": [row.doc_id for row in head], "scores": scores, "ranks": [row.rank for row in head]}
-            )
-        write_run(given["--output"], lists, "x")
-        write_jsonl(given["--scores"], rows)
-        write_json(
-            given["--meta"], {"model": given["--model"], "method": given["--method"], "seconds_per_query": 0.25, "versions": {"torch": "2"}}
-        )
-        return 0
+    def __call__(self, job: RerankJob) -> None:
+        self.jobs.append(job)
+        for target in job.targets:
+            if target.method == self.fails_on:
+                raise InputError(f"{target.method}: broken")
+            assert job.collection is not None and target.scores is not None and target.meta is not None
+            lists, rows = {}, []
+            for query_id, listed in read_run(Path(job.collection) / "run.bm25.txt").items():
+                head = listed[: job.depth]
+                lists[query_id] = sorted(((row.doc_id, float(row.rank)) for row in head), key=lambda pair: -pair[1])
+                row = {"query_id": query_id, "doc_ids": [row.doc_id for row in head], "scores": [float(row.rank) for row in head]}
+                rows.append(row | {"ranks": [row.rank for row in head]})
+            write_run(target.output, lists, "x")
+            write_jsonl(target.scores, rows)
+            facts = {"model": job.model, "method": target.method, "seconds_per_query": 0.25, "versions": {"torch": "2"}}
+            write_json(target.meta, facts)
 
 
-def test_every_cell_is_a_directory_with_run_scores_and_metrics(collection: Path, tmp_path: Path) -> None:
-    rerank = FakeRerank()
+Run = Callable[..., tuple[int, list[RerankJob]]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a matrix with a fake reranking; returns the exit code and the jobs that were done."""
+
+    def run_matrix(words: Sequence[str], fails_on: str = "", **more: Any) -> tuple[int, list[RerankJob]]:
+        fake = FakeRerank(fails_on)
+        run_calls_here(monkeypatch, lambda call: call.function(*call.arguments, do=fake))
+        return benchmark_run.run(parse(*words), **more), fake.jobs
+
+    return run_matrix
+
+
+def test_every_cell_is_a_directory_with_run_scores_and_metrics(collection: Path, tmp_path: Path, run: Run) -> None:
     output = tmp_path / "out"
     words = ["--models", "small=models/s", "--methods", "bm25", "icr", "--benchmarks", f"toy={collection}", "--output", str(output)]
-    assert matrix.run(parse(*words, "--measures", "RR", "NDCG@10", "--depths", "4"), execute=rerank) == 0
+    code, jobs = run([*words, "--measures", "RR", "NDCG@10", "--depths", "4"])
+    assert code == 0
     cells = {cell.method: cell for cell in find_cells(output)}
     assert {str(cell.path.relative_to(output)) for cell in cells.values()} == {
         "toy/top4-retriever/first-stage/bm25",
@@ -79,55 +96,51 @@ def test_every_cell_is_a_directory_with_run_scores_and_metrics(collection: Path,
         {"torch": "2"},
     )
     assert [row.grades for row in cells["icr"].scores()] == [(0, 2, None, 1), (1, 0, 3, 0)]
-    assert "--model models/s --method icr --depth 4" in " ".join(rerank.calls[0])
+    assert (jobs[0].model, jobs[0].depth, [target.method for target in jobs[0].targets]) == ("models/s", 4, ["icr"])
 
 
-def test_a_finished_cell_is_not_done_again(collection: Path, tmp_path: Path) -> None:
+def test_a_finished_cell_is_not_done_again(collection: Path, tmp_path: Path, run: Run) -> None:
     words = ["--models", "m=x", "--methods", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "out")]
-    first, second, third = FakeRerank(), FakeRerank(), FakeRerank()
-    matrix.run(parse(*words), execute=first)
-    matrix.run(parse(*words), execute=second)
-    matrix.run(parse(*words, "--restart"), execute=third)
-    assert (len(first.calls), len(second.calls), len(third.calls)) == (1, 0, 1)
-    assert "--restart" in third.calls[0]
+    assert [len(run(given)[1]) for given in (words, words, [*words, "--restart"], words)] == [1, 0, 1, 0]
 
 
-def test_a_finished_cell_is_measured_again_when_other_measures_are_asked_for(collection: Path, tmp_path: Path) -> None:
+def test_a_finished_cell_is_measured_again_when_other_measures_are_asked_for(collection: Path, tmp_path: Path, run: Run) -> None:
     words = ["--models", "m=x", "--methods", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "out")]
-    matrix.run(parse(*words), execute=FakeRerank())
-    again = FakeRerank()
-    matrix.run(parse(*words, "--measures", "RR", "R@2"), execute=again)
-    assert not again.calls
+    run(words)
+    _, again = run([*words, "--measures", "RR", "R@2"])
+    assert not again
     (cell,) = find_cells(tmp_path / "out")
     assert list(cell.metrics["measures"]) == ["RR", "R@2"]
     assert cell.metrics["seconds_per_query"] == 0.25
 
 
-def test_a_cell_that_cannot_be_measured_stops_nothing(collection: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cell_that_cannot_be_measured_stops_nothing(
+    collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], run: Run
+) -> None:
     make_collection(tmp_path / "other", {"7": [0, 1]})
     (tmp_path / "other" / "qrels.txt").write_text("elsewhere 0 x 1\n")
     names = [f"broken={tmp_path / 'other'}", f"toy={collection}"]
     words = ["--models", "m=x", "--methods", "bm25", "icr", "--benchmarks", *names, "--output", str(tmp_path / "o")]
-    assert matrix.run(parse(*words), execute=FakeRerank()) == 1
+    assert run(words)[0] == 1
     assert [(cell.benchmark, cell.method) for cell in find_cells(tmp_path / "o")] == [("toy", "bm25"), ("toy", "icr")]
-    assert "no judged query is in the run" in caplog.text
+    assert "no judged query is in the run" in capsys.readouterr().out
 
 
-def test_what_could_not_be_measured_is_not_begun(collection: Path, tmp_path: Path) -> None:
+def test_what_could_not_be_measured_is_not_begun(collection: Path, tmp_path: Path, run: Run) -> None:
     words = ["--models", "m=x", "--methods", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o")]
     with pytest.raises(InputError, match="--depths 0"):
-        matrix.run(parse(*words, "--depths", "4", "0"), execute=FakeRerank())
+        run([*words, "--depths", "4", "0"])
     with pytest.raises(InputError, match="--depths: 4 is there twice"):
-        matrix.run(parse(*words, "--depths", "4", "4"), execute=FakeRerank())
+        run([*words, "--depths", "4", "4"])
     with pytest.raises(InputError, match=r"--methods icr\+: nothing follows the '\+'"):
-        matrix.run(parse(*words, "--methods", "icr+"), execute=FakeRerank())
+        run([*words, "--methods", "icr+"])
     (collection / "qrels.txt").unlink()
     with pytest.raises(InputError, match=r"toy.*has no qrels\.txt"):
-        matrix.run(parse(*words), execute=FakeRerank())
+        run(words)
     assert not (tmp_path / "o").exists()
 
 
-def test_a_failed_cell_stops_nothing_and_is_tried_again(collection: Path, tmp_path: Path) -> None:
+def test_a_failed_cell_stops_nothing_and_is_tried_again(collection: Path, tmp_path: Path, run: Run) -> None:
     heads = tmp_path / "heads.json"
     make_heads((1, 2)).save(heads)
     words = [
@@ -143,15 +156,14 @@ def test_a_failed_cell_stops_nothing_and_is_tried_again(collection: Path, tmp_pa
         "--output",
         str(tmp_path / "o"),
     ]
-    assert matrix.run(parse(*words), execute=FakeRerank(fails_on="core")) == 1
+    assert run(words, fails_on="core")[0] == 1
     assert [cell.method for cell in find_cells(tmp_path / "o")] == ["icr"]
-    again = FakeRerank()
-    assert matrix.run(parse(*words), execute=again) == 0
-    assert [call[call.index("--method") + 1] for call in again.calls] == ["core"]
-    assert again.calls[0][again.calls[0].index("--heads") + 1] == str(heads)
+    code, again = run(words)
+    assert code == 0
+    assert [(target.method, target.heads) for job in again for target in job.targets] == [("core", str(heads))]
 
 
-def test_a_cell_begun_with_other_heads_is_refused(collection: Path, tmp_path: Path) -> None:
+def test_a_cell_begun_with_other_heads_is_refused(collection: Path, tmp_path: Path, run: Run) -> None:
     heads = tmp_path / "heads.json"
     words = [
         "--models",
@@ -166,72 +178,70 @@ def test_a_cell_begun_with_other_heads_is_refused(collection: Path, tmp_path: Pa
         str(tmp_path / "o"),
     ]
     make_heads((1, 2)).save(heads)
-    matrix.run(parse(*words), execute=FakeRerank())
+    run(words)
     make_heads((1, 3)).save(heads)
-    with pytest.raises(InputError, match="begun with another heads_sha256.*--restart"):
-        matrix.run(parse(*words), execute=FakeRerank())
+    with pytest.raises(InputError, match=r"made with other settings \(.*heads.json changed\).*--restart"):
+        run(words)
 
 
-def test_another_model_at_the_same_place_is_not_the_one_that_was_measured(collection: Path, tmp_path: Path) -> None:
+def test_another_model_at_the_same_place_is_not_the_one_that_was_measured(collection: Path, tmp_path: Path, run: Run) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "model.safetensors").write_bytes(b"one")
     words = ["--models", f"m={model}", "--methods", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o")]
-    matrix.run(parse(*words), execute=FakeRerank())
+    run(words)
     (model / "model.safetensors").write_bytes(b"another")
-    with pytest.raises(InputError, match="begun with another model_files.*--restart"):
-        matrix.run(parse(*words), execute=FakeRerank())
+    with pytest.raises(InputError, match=r"made with other settings \(.*model changed\).*--restart"):
+        run(words)
 
 
-def test_other_judgements_measure_a_finished_cell_again_without_reranking(collection: Path, tmp_path: Path) -> None:
+def test_other_judgements_measure_a_finished_cell_again_without_reranking(collection: Path, tmp_path: Path, run: Run) -> None:
     words = ["--models", "m=x", "--methods", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o")]
-    matrix.run(parse(*words), execute=FakeRerank())
+    run(words)
     (before,) = find_cells(tmp_path / "o")
     qrels = (collection / "qrels.txt").read_text().splitlines()
     (collection / "qrels.txt").write_text("\n".join(line for line in qrels if not line.endswith(" 2")) + "\n")
-    again = FakeRerank()
-    assert matrix.run(parse(*words), execute=again) == 0
+    code, again = run(words)
+    assert code == 0
     (after,) = find_cells(tmp_path / "o")
-    assert not again.calls
+    assert not again
     assert after.metrics["measures"] != before.metrics["measures"]
 
 
-def test_orders_and_depths_are_cells_of_their_own(collection: Path, tmp_path: Path) -> None:
-    rerank = FakeRerank()
+def test_orders_and_depths_are_cells_of_their_own(collection: Path, tmp_path: Path, run: Run) -> None:
     words = ["--models", "m=x", "--methods", "bm25", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o")]
-    matrix.run(parse(*words, "--depths", "2", "4", "--orders", "retriever", "shuffled", "reversed", "--shuffle-seed", "7"), execute=rerank)
+    _, jobs = run([*words, "--depths", "2", "4", "--orders", "retriever", "shuffled", "reversed", "--shuffle-seed", "7"])
     assert len(find_cells(tmp_path / "o")) == 2 * (1 + 3)
-    told = [" ".join(call) for call in rerank.calls]
-    assert sum("--shuffle 7" in line for line in told) == 2
-    assert sum("--order reversed" in line for line in told) == 2
+    assert sum(job.shuffle == 7 for job in jobs) == 2
+    assert sum(job.prompt.get("order") == "reversed" for job in jobs) == 2
 
 
-def test_another_layout_of_documents_is_another_setting_of_a_cell(collection: Path, tmp_path: Path) -> None:
-    rerank = FakeRerank()
+def test_another_layout_of_documents_is_another_setting_of_a_cell(collection: Path, tmp_path: Path, run: Run) -> None:
     words = ["--models", "m=x", "--methods", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o")]
-    assert matrix.run(parse(*words), execute=rerank) == 0
-    assert "--document-layout" not in rerank.calls[0]
-    with pytest.raises(InputError, match="begun with another document_layout"):
-        matrix.run(parse(*words, "--document-layout", "parallel"), execute=rerank)
-    assert matrix.run(parse(*words, "--document-layout", "parallel", "--restart"), execute=rerank) == 0
-    assert " ".join(rerank.calls[1]).count("--document-layout parallel") == 1
+    code, jobs = run(words)
+    assert code == 0
+    assert "document_layout" not in jobs[0].prompt
+    with pytest.raises(InputError, match="how.document_layout is new: parallel"):
+        _, jobs = run([*words, "--document-layout", "parallel"])
+    code, jobs = run([*words, "--document-layout", "parallel", "--restart"])
+    assert code == 0
+    assert jobs[0].prompt["document_layout"] == "parallel"
 
 
-def test_a_dry_run_does_nothing(collection: Path, tmp_path: Path) -> None:
-    rerank = FakeRerank()
+def test_a_dry_run_does_nothing(collection: Path, tmp_path: Path, run: Run) -> None:
     words = ["--models", "m=x", "--methods", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o"), "--dry-run"]
-    assert matrix.run(parse(*words), execute=rerank) == 0
-    assert not rerank.calls
+    code, jobs = run(words)
+    assert code == 0
+    assert not jobs
     assert not (tmp_path / "o").exists()
 
 
-def test_shards_cover_every_cell_once(collection: Path, tmp_path: Path) -> None:
+def test_shards_cover_every_cell_once(collection: Path, tmp_path: Path, run: Run) -> None:
     words = ["--models", "a=x", "b=y", "--methods", "bm25", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o")]
     done: list[str] = []
     for index in range(3):
-        rerank = FakeRerank()
-        matrix.run(parse(*words, "--shard", f"{index}/3"), execute=rerank)
-        done += [call[call.index("--output") + 1] for call in rerank.calls]
+        _, jobs = run([*words, "--shard", f"{index}/3"])
+        done += [target.output for job in jobs for target in job.targets]
     assert len(done) == len(set(done)) == 2
     assert len(find_cells(tmp_path / "o")) == 3
 
@@ -278,16 +288,16 @@ def test_heads_are_found_by_model_and_method_or_inside_the_model(tmp_path: Path)
     assert find_heads(model, "headrank+control", {"headrank+control": str(tmp_path / "a.json")}) == str(tmp_path / "a.json")
 
 
-def test_registered_names_come_from_the_resolver(collection: Path, tmp_path: Path) -> None:
+def test_registered_names_come_from_the_resolver(collection: Path, tmp_path: Path, run: Run) -> None:
     def resolver(name: str) -> MatrixBenchmark:
         return MatrixBenchmark(name, collection, 2, ("recall@2", "R@5"), "skip")
 
     words = ["--models", "m=x", "--methods", "icr", "--benchmarks", "hotpotqa", "--output", str(tmp_path / "o")]
-    assert matrix.run(parse(*words), find_benchmark=resolver, execute=FakeRerank()) == 0
+    assert run(words, find_benchmark=resolver)[0] == 0
     (cell,) = find_cells(tmp_path / "o")
     assert (cell.benchmark, list(cell.metrics["measures"]), cell.condition) == ("hotpotqa", ["R@2", "R@5"], (2, "retriever"))
     with pytest.raises(InputError, match="not a folder; write NAME=DIR"):
-        matrix.run(parse(*words), execute=FakeRerank())
+        run(words)
 
 
 def test_a_first_stage_has_no_row_where_the_run_is_anothers(collection: Path) -> None:
@@ -305,69 +315,65 @@ def test_a_first_stage_has_no_row_where_the_run_is_anothers(collection: Path) ->
     ]
 
 
-def test_a_cell_leaves_the_process_group_but_keeps_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_phase_leaves_the_process_group_but_keeps_its_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, value in {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "here", "MASTER_PORT": "1", "LOCAL_RANK": "3"}.items():
         monkeypatch.setenv(name, value)
-    seen: dict[str, str] = {}
-
-    def run(command: Sequence[str], *, env: dict[str, str], check: bool) -> subprocess.CompletedProcess[str]:
-        seen.update(env)
-        return subprocess.CompletedProcess(list(command), 0)
-
-    monkeypatch.setattr(matrix.subprocess, "run", run)
-    assert matrix._execute(["rerank"]) == 0
-    assert seen["LOCAL_RANK"] == "3"
-    assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} & set(seen)
+    names = "['RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'LOCAL_RANK']"
+    command = Command((sys.executable, "-c", f"import os; print([os.environ.get(name) for name in {names}])"))
+    running = start(Phase("show", command, ()), tmp_path, 1, os.open(tmp_path / "lock", os.O_CREAT | os.O_RDWR))
+    assert running.process.wait(timeout=60) == 0
+    assert running.last_line() == "[None, None, None, '3']"
 
 
-def test_only_restricts_rerank_and_measures_alike(collection: Path, tmp_path: Path) -> None:
+def test_only_restricts_rerank_and_measures_alike(collection: Path, tmp_path: Path, run: Run) -> None:
     (tmp_path / "ids.txt").write_text("1\n")
-    rerank = FakeRerank()
     words = ["--models", "m=x", "--methods", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o")]
-    matrix.run(parse(*words, "--only", str(tmp_path / "ids.txt")), execute=rerank)
+    _, jobs = run([*words, "--only", str(tmp_path / "ids.txt")])
     (cell,) = find_cells(tmp_path / "o")
     assert set(cell.per_query("nDCG@10")) == {"1"}
-    assert rerank.calls[0][rerank.calls[0].index("--only") + 1] == str(tmp_path / "ids.txt")
-    assert json.loads((cell.path / "cell.json").read_text())["only"] == ["1"]
+    assert jobs[0].only == str(tmp_path / "ids.txt")
 
 
-def test_bad_names_are_refused_before_anything_runs(collection: Path, tmp_path: Path) -> None:
+def test_bad_names_are_refused_before_anything_runs(collection: Path, tmp_path: Path, run: Run) -> None:
     base = ["--models", "m=x", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o"), "--methods"]
     with pytest.raises(InputError, match="'magic' is not one of"):
-        matrix.run(parse(*base, "magic"), execute=FakeRerank())
+        run([*base, "magic"])
     with pytest.raises(InputError, match="write METHOD=FILE"):
-        matrix.run(parse(*base, "icr", "--heads", "heads.json"), execute=FakeRerank())
+        run([*base, "icr", "--heads", "heads.json"])
     with pytest.raises(InputError, match="no such collection folder"):
-        matrix.run(parse("--models", "m=x", "--benchmarks", "toy=nowhere", "--output", "o", "--methods", "icr"), execute=FakeRerank())
+        run(["--models", "m=x", "--benchmarks", "toy=nowhere", "--output", "o", "--methods", "icr"])
 
 
-def test_bm25_on_dl19_is_the_papers_row(shared_data: Path, tmp_path: Path) -> None:
+def test_bm25_on_dl19_is_the_papers_row(shared_data: Path, tmp_path: Path, run: Run) -> None:
     words = ["--methods", "bm25", "--benchmarks", f"dl19={shared_data / 'dl19'}", "--output", str(tmp_path / "o")]
-    assert matrix.run(parse(*words)) == 0
+    assert run(words)[0] == 0
     (cell,) = find_cells(tmp_path / "o")
     assert round(100 * cell.value("nDCG@10"), 2) == 50.58
 
 
-def test_a_shared_forward_is_one_rerank_for_all_attention_methods_of_a_model(tmp_path: Path) -> None:
+def test_a_shared_forward_is_one_rerank_for_all_attention_methods_of_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
     folder = make_tiny_model(tmp_path / "model")
     make_collection(tmp_path / "toy", {"1": [0, 2, None, 1], "2": [1, 0, 3, 0]})
     heads = tmp_path / "heads.json"
     HeadSet(((0, 1), (2, 3)), "core", "tiny", 4, 8).save(heads)
     words = ["--models", f"small={folder}", "--methods", "bm25", "icr", "core", "core+again", "--benchmarks", f"toy={tmp_path / 'toy'}"]
     words += ["--heads", f"core={heads}", f"core+again={heads}", "--depths", "4", "--orders", "retriever", "shuffled"]
-    commands: list[list[str]] = []
+    done: list[RerankJob] = []
 
-    def rerank(arguments: Sequence[str]) -> int:
-        commands.append(list(arguments))
-        return main(list(arguments))
+    def remember(job: RerankJob) -> None:
+        done.append(job)
+        rerank(job)
 
+    run_calls_here(monkeypatch, lambda call: call.function(*call.arguments, do=remember))
     shared, alone = tmp_path / "shared", tmp_path / "alone"
-    assert matrix.run(parse(*words, "--share-forward", "--output", str(shared)), execute=rerank) == 0
-    assert len(commands) == 2, "one a document order"
-    assert matrix.run(parse(*words, "--output", str(alone)), execute=rerank) == 0
-    assert len(commands) == 2 + 6
+    assert benchmark_run.run(parse(*words, "--share-forward", "--output", str(shared))) == 0
+    assert [len(job.targets) for job in done] == [3, 3], "one job per document order"
+    assert benchmark_run.run(parse(*words, "--output", str(alone))) == 0
+    assert len(done) == 2 + 6
     for cell in find_cells(alone):
         twin = json.loads((shared / cell.path.relative_to(alone) / "metrics.json").read_text())
         assert twin["measures"] == pytest.approx(cell.metrics["measures"])
-    assert matrix.run(parse(*words, "--share-forward", "--output", str(shared)), execute=rerank) == 0
-    assert len(commands) == 8, "nothing is done again"
+    assert benchmark_run.run(parse(*words, "--share-forward", "--output", str(shared))) == 0
+    assert len(done) == 8, "nothing is done again"

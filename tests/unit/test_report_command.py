@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -14,12 +15,14 @@ from headrank.errors import InputError
 from headrank.evaluation.comparison import Settings
 from headrank.evaluation.homogenisation import mean_middle_zone_std
 from headrank.evaluation.promotion import promotion
+from headrank.experiments.cell_archive import write_archive
 from headrank.experiments.cells import find_cells
 from headrank.method.heads import HeadSet
 from headrank.reports import figures
-from headrank.reports.cell_analyses import CellAnalyses
+from headrank.reports.analyses import CellAnalyses
+from headrank.reports.conditions import group_cells
+from headrank.reports.contests import choose_challenger, compare_methods, label_cells, moved_most, verdict
 from headrank.reports.training_curves import read_training_log
-from headrank.reports.verdict import choose_challenger, hold_contest, label_cells, moved_most, verdict
 from tests.result_cells import make_cell, make_heads, make_matrix
 
 BEFORE = ((11, 2), (11, 3), (16, 7), (21, 9))
@@ -156,7 +159,7 @@ def test_matrix_tables_show_ours_beside_the_papers_and_leave_the_rest_empty(tmp_
 def test_the_matrix_page_tests_every_row_against_the_first_stage(tmp_path: Path, quick_figures: list[str]) -> None:
     folder = make_matrix(tmp_path / "matrix")
     assert main(["report", "--matrix", str(folder)]) == 0
-    assert "against BM25" in (folder / "report" / "report.md").read_text()
+    assert "| minus BM25 |" in (folder / "report" / "report.md").read_text()
 
 
 def test_conditions_never_share_a_table(tmp_path: Path, quick_figures: list[str]) -> None:
@@ -324,7 +327,7 @@ def test_challenger_is_plain_headrank_before_its_variants(tmp_path: Path) -> Non
 
 
 def test_the_contest_is_seen_from_the_challengers_side(tmp_path: Path) -> None:
-    contest = hold_contest(find_cells(make_matrix(tmp_path, benchmarks=("toy",))), "nDCG@10", settings=Settings(resamples=200))
+    contest = compare_methods(find_cells(make_matrix(tmp_path, benchmarks=("toy",))), "nDCG@10", settings=Settings(resamples=200))
     pairing = contest.against("ICR")
     mine, theirs = (contest.comparison.evaluations[label].mean("nDCG@10") for label in ("HeadRank", "ICR"))
     assert pairing.difference == pytest.approx(mine - theirs)
@@ -345,7 +348,7 @@ def test_costs_count_only_benchmarks_that_every_reranker_has(tmp_path: Path) -> 
     folder = make_matrix(tmp_path, benchmarks=("dl19", "nq"))
     make_cell(folder, "Qwen3-0.6B", "headrank+control", "dl19")  # has no nq
     cells = find_cells(folder)
-    points, levels = CellAnalyses(cells).costs("nDCG@10")
+    points, levels = CellAnalyses.by_model(cells).costs("nDCG@10")
     on_dl19 = {cell.method: cell.value("nDCG@10") for cell in cells if cell.benchmark == "dl19"}
     assert {point.method: point.value for point in points} == {method: value for method, value in on_dl19.items() if method != "bm25"}
     assert levels == {"bm25": on_dl19["bm25"]}
@@ -356,7 +359,7 @@ def test_promotion_and_costs_count_every_benchmark_once_however_many_seeds_it_ha
         make_cell(tmp_path, "m", "headrank", "dl19", seed=seed, seconds_per_query=float(seed))
     make_cell(tmp_path, "m", "headrank", "nfcorpus", seed=1, seconds_per_query=10.0)
     cells = find_cells(tmp_path)
-    ((point,), _), rates = CellAnalyses(cells).costs("nDCG@10"), CellAnalyses(cells).promotions()["m"]["headrank"]
+    ((point,), _), rates = CellAnalyses.by_model(cells).costs("nDCG@10"), CellAnalyses.by_model(cells).promotions()["m"]["headrank"]
 
     def mean_of(values: dict[Path, float]) -> float:
         dl19 = [value for path, value in values.items() if "dl19" in path.parts]
@@ -377,3 +380,82 @@ def test_heads_of_two_architectures_are_refused_before_anything_is_drawn(tmp_pat
     arguments = ["--heads", str(tmp_path / "small.json"), str(tmp_path / "large.json"), "--output", str(tmp_path / "report")]
     assert main(["report", *arguments]) == 2
     assert "cannot be compared" in capsys.readouterr().err and not (tmp_path / "report").exists()
+
+
+def test_benchmarks_at_their_own_depths_share_the_papers_tables(tmp_path: Path, quick_figures: list[str]) -> None:
+    for name, depth in (("nq", 40), ("fiqa", 40), ("2wiki", 20), ("hotpotqa", 20)):
+        make_matrix(tmp_path / "matrix", benchmarks=(name,), depth=depth)
+        make_cell(tmp_path / "matrix", "Qwen3-0.6B", "headrank+no-prox", name, depth=depth)
+    main(["report", "--matrix", str(tmp_path / "matrix")])
+    tables = tmp_path / "matrix" / "report" / "tables"
+    (ablation,) = tables.glob("ablation_own_depths.md")
+    row = next(line for line in ablation.read_text().splitlines() if "| HeadRank (no-prox) |" in line)
+    assert len(re.findall(r"\d+\.\d\d", row)) == 4, "NQ and FiQA at 40 beside 2Wiki and HotpotQA at 20"
+    assert "*HeadRank (no-prox) (paper)*" in ablation.read_text(), "the depths are the paper's, so its rows need no mark"
+    assert "Candidates per query: 40 for fiqa, nq; 20 for 2wiki, hotpotqa." in ablation.read_text()
+    page = (tmp_path / "matrix" / "report" / "report.md").read_text()
+    assert "## Tables, each benchmark's own depth" in page and "## Tables, top" not in page
+    deviations = page[page.index("Homogenisation, each benchmark's own depth") :].splitlines()
+    assert deviations[2] == "| Model | Method | 2wiki | fiqa | hotpotqa | nq | Average |", "one average over the whole group"
+
+
+def test_a_depth_that_is_not_complete_among_the_own_depths_keeps_its_tables(tmp_path: Path) -> None:
+    for name, depth in (("dl19", 40), ("dl19", 20), ("hotpotqa", 20)):
+        make_matrix(tmp_path, benchmarks=(name,), depth=depth)
+    cells = find_cells(tmp_path)
+    groups = group_cells(cells, {"dl19": 40, "hotpotqa": 20})
+    named = {group.name: sorted({(cell.benchmark, cell.condition[0]) for cell in group.cells}) for group in groups}
+    assert named == {
+        "each benchmark's own depth": [("dl19", 40), ("hotpotqa", 20)],
+        "top 20": [("dl19", 20), ("hotpotqa", 20)],
+    }
+    assert [group.name for group in group_cells(cells)] == ["top 20", "top 40"]
+
+
+def test_methods_and_benchmarks_are_filtered_and_the_first_stage_stays(
+    tmp_path: Path, quick_figures: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_matrix(tmp_path / "matrix")
+    make_cell(folder, "Qwen3-0.6B", "headrank+control", "dl19")
+    main(["report", "--matrix", str(folder), "--methods", "headrank*", "icr", "--benchmarks", "dl19"])
+    table = (folder / "report" / "tables" / "overview_top_20.csv").read_text()
+    rows = [line.split(",")[2] for line in table.splitlines()]
+    assert rows == ["method", "BM25", "ICR", "HeadRank", "HeadRank (control)"] and "nfcorpus" not in table
+    assert main(["report", "--matrix", str(folder), "--methods", "colbert"]) == 2
+    assert "method 'colbert' is not among the results: bm25, core" in capsys.readouterr().err
+    assert main(["report", "--heads", "x.json", "--methods", "icr"]) == 2
+    assert "--methods and --benchmarks go with" in capsys.readouterr().err
+
+
+def test_the_papers_promotion_figures_stand_beside_ours_and_say_whose_they_are(tmp_path: Path, quick_figures: list[str]) -> None:
+    folder = make_matrix(tmp_path / "matrix")
+    main(["report", "--matrix", str(folder)])
+    page = (folder / "report" / "report.md").read_text()
+    assert "| Qwen3-4B | *HeadRank (paper, eight datasets)* | 57.4 | 14.2 | +43.1 |" in page
+    rates = CellAnalyses.by_model(find_cells(folder)).promotions()["Qwen3-0.6B"]["icr"]
+    assert f"| Qwen3-0.6B | ICR | {100 * rates[0]:.1f} | {100 * rates[1]:.1f} | {100 * rates[2]:+.1f} |" in page
+    main(["report", "--matrix", str(folder), "--no-published"])
+    assert "paper" not in (folder / "report" / "report.md").read_text()
+
+
+def test_the_papers_heads_stand_beside_those_of_the_same_model(tmp_path: Path, quick_figures: list[str]) -> None:
+    make_heads(*AFTER, model="runs/Qwen3-0.6B/hf").save(tmp_path / "query.json")
+    assert main(["report", "--heads", str(tmp_path / "query.json")]) == 0
+    page = (tmp_path / "report" / "heads.md").read_text()
+    assert "| Rank | query | before (paper) | after (paper) |" in page
+    assert "| 2 | L11-H3 | L11-H3 | L11-H3 |" in page and "| 8 |  | L13-H14 | L16-H14 |" in page
+    assert "| query | 2 / 8 | 4 / 8 | L14-H14, L11-H3, L16-H13, L11-H2 |" in page
+    make_heads(*AFTER).save(tmp_path / "other.json")
+    main(["report", "--heads", str(tmp_path / "other.json")])
+    assert "paper" not in (tmp_path / "report" / "heads.md").read_text()
+    main(["report", "--heads", str(tmp_path / "other.json"), "--paper-model", "Qwen3-1.7B"])
+    assert "Table 4 for Qwen3-1.7B, not ours" in (tmp_path / "report" / "heads.md").read_text()
+
+
+def test_an_archive_gives_the_same_pages_as_its_folder(tmp_path: Path, quick_figures: list[str]) -> None:
+    folder = make_matrix(tmp_path / "matrix")
+    write_archive(find_cells(folder), folder, tmp_path / "archive")
+    for source, name in ((folder, "one"), (tmp_path / "archive", "two"), (tmp_path / "archive" / "cells.jsonl.gz", "three")):
+        main(["report", "--matrix", str(source), "--output", str(tmp_path / name)])
+    pages = [(tmp_path / name / "report.md").read_text() for name in ("one", "two", "three")]
+    assert pages[0] == pages[1] == pages[2]

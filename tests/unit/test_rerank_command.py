@@ -14,11 +14,15 @@ import numpy as np
 import pytest
 
 from headrank.commands import build_verb_parser, main
-from headrank.commands import rerank as verb
+from headrank.commands.rerank import job_from
+from headrank.errors import InputError
 from headrank.formats import read_corpus, read_run
 from headrank.method.heads import HeadSet
 from headrank.method.prompt import PromptTemplate
+from headrank.reranking import rerank_job
 from headrank.reranking.exported_model import FORMAT
+from headrank.reranking.rerank_job import RerankJob
+from headrank.reranking.rerank_outputs import Target
 from tests.tiny_models import make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,16 +91,19 @@ def test_a_switch_of_the_prompt_leaves_the_others_as_the_models_own_heads_have_t
     assert json.loads((tmp_path / "meta.json").read_text())["prompt_hash"] == dataclasses.replace(own, max_words=4).hash
 
 
-def test_icr_does_not_take_the_prompt_of_the_method_it_shares_a_forward_with(
-    model: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def share(model: Path, collection: Path, *targets: Target, **more: Any) -> None:
+    """Several methods off one forward."""
+    rerank_job.rerank(RerankJob(str(model), targets, collection=str(collection), **more))
+
+
+def test_icr_does_not_take_the_prompt_of_the_method_it_shares_a_forward_with(model: Path, collection: Path, tmp_path: Path) -> None:
     short = dataclasses.replace(HeadSet.load(collection / "heads.json"), prompt=PromptTemplate(max_words=4))
     short.save(tmp_path / "short.json")
-    words = ["rerank", "--model", str(model), "--collection", str(collection), "--method", "icr", "--output", str(tmp_path / "icr.txt")]
-    words += ["--also", f"{tmp_path / 'core'}=core:{tmp_path / 'short.json'}"]
-    assert main(words) == 2
-    assert "icr and core have different prompts (max_words 300 and 4;" in capsys.readouterr().err
-    assert main([*words, "--max-words", "4"]) == 0
+    targets = [Target("icr", str(tmp_path / "icr.txt")), Target("core", str(tmp_path / "core.txt"), str(tmp_path / "short.json"))]
+    with pytest.raises(InputError, match="icr and core have different prompts .max_words 300 and 4;"):
+        share(model, collection, *targets)
+    share(model, collection, *targets, prompt={"max_words": 4})
+    assert (tmp_path / "icr.txt").exists() and (tmp_path / "core.txt").exists()
 
 
 def test_texts_below_the_depth_are_not_needed_for_jsonl(model: Path, collection: Path, tmp_path: Path) -> None:
@@ -149,7 +156,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
     whole, resumed = tmp_path / "whole.txt", tmp_path / "resumed.txt"
     assert main(arguments(model, collection, whole)) == 0
     scored: list[str] = []
-    original = verb._score
+    original = rerank_job._score
 
     def interrupt_after_three(ranker: object, batch: list) -> list:
         if len(scored) == 3:
@@ -157,14 +164,14 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
         scored.extend(request.query_id for request in batch)
         return list(original(ranker, batch))
 
-    monkeypatch.setattr(verb, "_score", interrupt_after_three)
+    monkeypatch.setattr(rerank_job, "_score", interrupt_after_three)
     assert main(arguments(model, collection, resumed)) == 130
     assert not resumed.exists()
     partial = next(tmp_path.glob("resumed.txt.partial-*"))
     partial.write_text(partial.read_text() + '{"query_id": "q4", "doc')  # torn by the kill
     again: list[str] = []
     monkeypatch.setattr(
-        verb,
+        rerank_job,
         "_score",
         lambda ranker, batch: again.extend(r.query_id for r in batch) or list(original(ranker, batch)),
     )
@@ -324,9 +331,11 @@ def test_methods_that_share_a_forward_write_what_each_would_write_alone(model: P
     alone = {"headrank": ["--heads", str(collection / "heads.json")], "icr": [], "core": ["--heads", str(deep)]}
     for method, flags in alone.items():
         assert main([*base, "--method", method, *flags, "--output", str(tmp_path / f"{method}.txt")]) == 0
-    also = ["--also", f"{tmp_path}/shared/icr=icr", "--also", f"{tmp_path}/shared/core=core:{deep}"]
-    output = tmp_path / "shared" / "headrank" / "run.txt"
-    assert main([*base, "--heads", str(collection / "heads.json"), "--output", str(output), *also]) == 0
+    heads = {"headrank": str(collection / "heads.json"), "icr": None, "core": str(deep)}
+    shared = [
+        Target(name, f"{tmp_path}/shared/{name}/run.txt", file, meta=f"{tmp_path}/shared/{name}/meta.json") for name, file in heads.items()
+    ]
+    share(model, collection, *shared, depth=6)
     for method in alone:
         expected, found = read_run(tmp_path / f"{method}.txt"), read_run(tmp_path / "shared" / method / "run.txt")
         for query_id, rows in expected.items():
@@ -340,25 +349,16 @@ def test_methods_that_share_a_forward_write_what_each_would_write_alone(model: P
     assert not list(tmp_path.rglob("*.partial*"))
 
 
-@pytest.mark.parametrize(
-    ("also", "message"),
-    [
-        ("somewhere", "write DIR=METHOD"),
-        ("{tmp}/x=bm25", "reads no attention"),
-        ("{tmp}/x=core", "needs heads"),
-        ("{tmp}/x=nothing", "is not one of"),
-    ],
-)
-def test_what_cannot_share_a_forward_is_refused(
-    model: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], also: str, message: str
-) -> None:
-    assert main(arguments(model, collection, tmp_path / "out.txt", "--also", also.format(tmp=tmp_path))) == 2
-    assert message in capsys.readouterr().err and not (tmp_path / "out.txt").exists() and not (tmp_path / "x").exists()
+@pytest.mark.parametrize(("method", "message"), [("bm25", "reads no attention"), ("core", "needs heads"), ("nothing", "is not one of")])
+def test_what_cannot_share_a_forward_is_refused(model: Path, collection: Path, tmp_path: Path, method: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        share(model, collection, Target("icr", str(tmp_path / "out.txt")), Target(method, str(tmp_path / "x/out.txt")))
+    assert not (tmp_path / "out.txt").exists() and not (tmp_path / "x").exists()
 
 
-def test_two_methods_never_write_one_file(model: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments(model, collection, tmp_path / "run.txt", "--also", f"{tmp_path}=icr")) == 2
-    assert "would be written twice" in capsys.readouterr().err
+def test_two_methods_never_write_one_file(model: Path, collection: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="would be written twice"):
+        share(model, collection, Target("icr", str(tmp_path / "run.txt")), Target("headrank", str(tmp_path / "run.txt")))
 
 
 def test_a_failure_has_its_line_to_itself_and_leaves_no_empty_file(
@@ -389,7 +389,8 @@ def test_a_changed_corpus_is_not_mixed_with_an_interrupted_run(model: Path, coll
     for word in ("flea", "floor"):
         corpus = (collection / "corpus.jsonl").read_text().replace("The violin", f"The {word}")
         (collection / "corpus.jsonl").write_text(corpus)
-        keys.append(verb._fingerprint(args, verb.targets_of(args), verb._requests(args)))
+        job = job_from(args)
+        keys.append(rerank_job.job_key(job, rerank_job._requests(job)))
         (collection / "corpus.jsonl").write_text(corpus.replace(f"The {word}", "The violin"))
     assert keys[0] != keys[1]
 
@@ -398,10 +399,10 @@ def test_no_process_writes_before_all_have_read_what_is_done(
     model: Path, collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
-    original = verb._score
-    monkeypatch.setattr(verb, "_world", lambda: (1, 2))
-    monkeypatch.setattr(verb, "_barrier", lambda *_, **__: events.append("wait"))
-    monkeypatch.setattr(verb, "_score", lambda *given: events.append("score") or original(*given))
+    original = rerank_job._score
+    monkeypatch.setattr(rerank_job, "_world", lambda: (1, 2))
+    monkeypatch.setattr(rerank_job, "_barrier", lambda *_, **__: events.append("wait"))
+    monkeypatch.setattr(rerank_job, "_score", lambda *given: events.append("score") or original(*given))
     assert main(arguments(model, collection, tmp_path / "out.txt", "--depth", "3")) == 0
     assert events == ["wait", "score", "score", "score", "wait", "wait"]
 
@@ -409,15 +410,14 @@ def test_no_process_writes_before_all_have_read_what_is_done(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--tag", "two words"], "--tag 'two words'"),
+        (["--tag", "two words"], "tag 'two words'"),
         (["--meta", "{tmp}/out.txt"], "would be written twice"),
         (["--meta", "{tmp}"], "it is a folder"),
         (["--scores", "{tmp}/toy/queries.tsv/scores.jsonl"], "cannot be written"),
-        (["--also", "{tmp}/toy/queries.tsv=icr"], "cannot be written"),
         (["--method", "icr"], "selects no heads"),
-        (["--method", "core", "--heads", "all"], "all of them are --method icr"),
+        (["--method", "core", "--heads", "all"], "all of them are method icr"),
         (["--scores", "{tmp}/toy/run.bm25.txt"], "is read by this very command"),
-        (["--requests", "x.jsonl"], "leave out --collection"),
+        (["--requests", "x.jsonl"], "leave out collection"),
     ],
 )
 def test_what_would_fail_at_the_end_fails_before_the_model_is_loaded(
@@ -429,7 +429,7 @@ def test_what_would_fail_at_the_end_fails_before_the_model_is_loaded(
     flags: list[str],
     message: str,
 ) -> None:
-    monkeypatch.setattr(verb, "_build_rankers", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(rerank_job, "build_rankers", lambda *_: pytest.fail("a model was loaded"))
     assert main(arguments(model, collection, tmp_path / "out.txt", *(flag.format(tmp=tmp_path) for flag in flags))) == 2
     assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["toy"]

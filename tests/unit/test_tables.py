@@ -12,9 +12,27 @@ import pytest
 
 from headrank.errors import InputError
 from headrank.experiments.cells import Cell
+from headrank.reports import table_text
 from headrank.reports.paper_tables import Published, TableSpec, build_table, overview_table, parameters_in_name
-from headrank.reports.table_text import latex_escape, to_csv, to_html, to_latex, to_markdown
+from headrank.reports.table_text import latex_escape
 from headrank.reports.tables import Column, Table, Value
+
+
+def to_markdown(table: Table) -> str:
+    return table_text.to_markdown(table.grid())
+
+
+def to_latex(table: Table) -> str:
+    return table_text.to_latex(table.grid())
+
+
+def to_html(table: Table) -> str:
+    return table_text.to_html(table.grid())
+
+
+def to_csv(table: Table) -> str:
+    return table_text.to_csv(table.data_grid())
+
 
 COLUMNS = (Column("dl19", "nDCG@10", "DL19", "In-Domain"), Column("nq", "nDCG@10", "NQ", "Out-of-Domain"))
 
@@ -126,7 +144,8 @@ def test_one_row_may_have_its_measures_in_two_cells() -> None:
     [((40,), 40, "(paper)"), ((40,), 20, "(paper, top 40)"), ((40, 20), 20, "(paper, top 40 and 20)"), ((20,), 0, "(paper, top 20)")],
 )
 def test_the_papers_rows_name_their_depth_where_it_is_not_the_tables(depths: tuple[int, ...], depth: int, mark: str) -> None:
-    table = build_table(replace(SPEC, depths=depths), CELLS, depth=depth)
+    cells = [replace(one, metrics={**one.metrics, "depth": depth}) for one in CELLS]
+    table = build_table(replace(SPEC, depths=depths), cells)
     assert [row[1] for row in rows_of(table)[1:]] == ["BM25", f"*BM25 {mark}*", "ICR", f"*ICR {mark}*", "HeadRank", f"*HeadRank {mark}*"]
     assert rf"\textit{{ICR {mark}}}" in to_latex(table)
     assert f"ICR {mark}</th>" in to_html(table)
@@ -170,7 +189,7 @@ def test_outside_names_are_escaped_everywhere() -> None:
     assert "a_b&lt;" not in to_html(table)
     assert "a_b|&lt;c&gt;" in to_html(table)
     assert "<c>" not in to_html(table)
-    assert "a_b\\|<c>" in to_markdown(table)
+    assert "a_b\\|&lt;c>" in to_markdown(table)
 
 
 def test_latex_escapes_every_special_character() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from headrank.evaluation.pooled_tests import opponents, paired_test_grids, pool_seeds
 from headrank.evaluation.significance import bootstrap_interval, paired_randomisation
 from headrank.experiments.cells import Cell, find_cells
+from headrank.reports.row_tests import opponents, paired_test_grids, pool_seeds
 from tests.result_cells import make_cell
 
 MEASURE = "nDCG@10"
@@ -55,7 +55,7 @@ def test_the_grid_says_difference_interval_and_p_of_the_pooled_row(tmp_path: Pat
     low, high = bootstrap_interval(differences)
     p_value = paired_randomisation(list(ours.values()), list(bm25.values()))
     shown = {row[0]: row for row in grid.rows}
-    assert grid.headers[3:] == ("against BM25", "against base ICR")
+    assert grid.headers[3:] == ("minus BM25", "minus base ICR")
     assert shown["BM25"][3] == "" and shown["BM25"][1] == "12"
     expected = f"{100 * sum(differences) / 12:+.1f} [{100 * low:.1f}, {100 * high:.1f}]"
     assert shown["trained HeadRank"][3].startswith(expected)
@@ -71,7 +71,7 @@ def test_a_row_that_shares_no_query_leaves_its_cell_empty_and_one_without_values
     ]
     (grid,) = paired_test_grids(cells)
     shown = {row[0]: row for row in grid.rows}
-    assert grid.headers[3:] == ("against BM25", "against m CoRe"), "of one easy query ICR is not the best row"
+    assert grid.headers[3:] == ("minus BM25", "minus m CoRe"), "of one easy query ICR is not the best row"
     assert shown["m ICR"][3:] == ("", "") and shown["m CoRe"][3].startswith("+10.0 [0.0, 20.0]")
     assert "not tested: m QR" in grid.caption
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
-from headrank.evaluation.comparison import Comparison, Settings, compare, scale_of
+from headrank.evaluation.comparison import Comparison, Settings, compare, mean_over_seeds, scale_of
 from headrank.evaluation.measures import Evaluation
 from headrank.experiments.cells import Cell
 from headrank.methods import method_kind, method_name, method_order
-from headrank.reports.page import Grid
-from headrank.reports.verdict import p_text
+from headrank.reports.contests import p_text
+from headrank.reports.grids import Grid
 
 RowKey = tuple[str, str]  # model ('' for the first stage, which has none) and method
 
@@ -25,10 +25,7 @@ def pool_seeds(cells: Sequence[Cell], measure: str) -> dict[RowKey, dict[str, fl
         values = cell.per_query(measure)
         if values:
             found.setdefault(row_key(cell), []).append(values)
-    pooled = {}
-    for row, seeds in found.items():
-        shared = [query_id for query_id in seeds[0] if all(query_id in values for values in seeds)]
-        pooled[row] = {query_id: mean(values[query_id] for values in seeds) for query_id in shared}
+    pooled = {row: mean_over_seeds(seeds) for row, seeds in found.items()}
     return {row: values for row, values in pooled.items() if values}
 
 
@@ -68,20 +65,18 @@ def _grid(
         sharing = {_name(row): evaluations[row] for row in rows if rows[row].keys() & rows[opponent].keys()}
         columns.append(compare(sharing, settings, _name(opponent)))
     caption = (
-        f"{benchmark}, {measure}: the mean over queries (of several seeds each query's mean); the difference from the row at the head of "
-        f"the column over the queries both have, with {settings.level:.0%} bootstrap interval and p of a paired {settings.test} test "
-        "(in brackets: Holm-corrected over the column). The best other attention method was picked on these same queries."
+        f"{benchmark}, {measure}: means over queries (several seeds: each query's mean). Differences are over the queries both rows have, "
+        f"with {settings.level:.0%} bootstrap interval, p of a paired {settings.test} test and, in brackets, the Holm-corrected p of the "
+        "column. The best other attention method was chosen on these same queries."
     )
     if absent:
-        caption += f" Without {measure} a query, so not tested: {', '.join(map(_name, absent))}."
-    return Grid(
-        caption,
-        ("", "queries", measure, *(f"against {_name(row)}" for row in against)),
-        tuple(
-            (_name(row), str(len(values)), f"{scale_of(measure) * mean(values.values()):.1f}", *(_met(column, row) for column in columns))
-            for row, values in rows.items()
-        ),
-    )
+        caption += f" Without per-query {measure}, so not tested: {', '.join(map(_name, absent))}."
+    lines = []
+    for row, values in rows.items():
+        value = f"{scale_of(measure) * mean(values.values()):.1f}"
+        lines.append((_name(row), str(len(values)), value, *(format_comparison(column, row) for column in columns)))
+    headers = ("Method", "queries", measure, *(f"minus {_name(row)}" for row in against))
+    return Grid(caption, headers, tuple(lines))
 
 
 def row_key(cell: Cell) -> RowKey:
@@ -93,7 +88,7 @@ def _name(row: RowKey) -> str:
     return " ".join(part for part in (row[0], method_name(row[1])) if part)
 
 
-def _met(comparison: Comparison, row: RowKey) -> str:
+def format_comparison(comparison: Comparison, row: RowKey) -> str:
     """One cell of the grid; empty where a row would meet itself or shares no query."""
     found = next((pairing for pairing in comparison.pairings if pairing.challenger == _name(row)), None)
     if found is None:

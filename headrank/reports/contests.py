@@ -59,7 +59,7 @@ def choose_challenger(cells: Mapping[str, Cell], wanted: str | None = None) -> s
     return (ours or variants or list(cells))[-1]
 
 
-def hold_contest(cells: Sequence[Cell], measure: str, challenger: str | None = None, settings: Settings | None = None) -> Contest | None:
+def compare_methods(cells: Sequence[Cell], measure: str, challenger: str | None = None, settings: Settings | None = None) -> Contest | None:
     """Compare cells of one benchmark and condition; None when fewer than two have per-query values of the measure."""
     ordered = sorted(
         cells, key=lambda cell: (method_kind(cell.method) != "first-stage", method_order(cell.method), cell.model, str(cell.path))
@@ -70,12 +70,12 @@ def hold_contest(cells: Sequence[Cell], measure: str, challenger: str | None = N
     chosen = choose_challenger(labelled, challenger)
     evaluations = {label: Evaluation({measure: cell.per_query(measure)}, 0, 0, 0) for label, cell in labelled.items()}
     reversed_pairs = compare(evaluations, settings, chosen)
-    turned = [_turn(pairing) for pairing in reversed_pairs.pairings]
+    turned = [swap_sides(pairing) for pairing in reversed_pairs.pairings]
     comparison = Comparison(reversed_pairs.evaluations, reversed_pairs.intervals, tuple(turned), reversed_pairs.settings)
     return Contest(ordered[0].benchmark, measure, labelled, chosen, comparison)
 
 
-def _turn(pairing: Pairing) -> Pairing:
+def swap_sides(pairing: Pairing) -> Pairing:
     """The same pairing seen from the other side, so that the report's row is the challenger."""
     return Pairing(
         measure=pairing.measure,
