@@ -7,6 +7,8 @@ VENV ?= .venv
 TP ?= 1
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
+GPU_REPORT ?= gpu-report.json
+MEGATRON_WHEELS ?= $(HOME)/.cache/headrank/megatron-wheels
 ifneq ($(words $(VENV)),1)
 $(error VENV='$(VENV)': make cannot work with spaces in it; give a path without)
 endif
@@ -23,10 +25,10 @@ export GOMP_SPINCOUNT ?= 0
 export TOKENIZERS_PARALLELISM ?= false
 export PATH := $(BIN):$(PATH)
 
-.PHONY: help setup setup-dev demo test test-unit test-distributed bench results-page lint format system clean
+.PHONY: help setup setup-dev demo test test-unit test-distributed test-gpu test-megatron-versions bench results-page lint format system clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | while IFS='|' read -r name text; do printf '  make %-18s %s\n' "$$name" "$$text"; done
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | while IFS='|' read -r name text; do printf '  make %-23s %s\n' "$$name" "$$text"; done
 	@echo '  VENV=path moves the environment (.venv), PYTHON=path picks the interpreter (3.10-3.12), TORCH=... another torch, TP=3 the demo'"'"'s tensor-parallel size'
 
 setup: $(RUN_STAMP) ## install headrank with training into VENV
@@ -44,6 +46,12 @@ test-unit: $(DEV_STAMP) ## the fast loop
 
 test-distributed: $(DEV_STAMP) ## real gloo processes, tiny models
 	'$(BIN)/python' -m pytest tests/distributed $(PYTEST_ARGS)
+
+test-gpu: $(DEV_STAMP) ## on a GPU node: the acceptance list, and one report file to send back (GPU_REPORT=...)
+	HEADRANK_TEST_GPU=1 HEADRANK_GPU_REPORT='$(GPU_REPORT)' '$(BIN)/python' -m pytest tests/gpu $(PYTEST_ARGS)
+
+test-megatron-versions: $(DEV_STAMP) ## every supported release of Megatron-Core, from the package index into MEGATRON_WHEELS
+	HEADRANK_MEGATRON_WHEELS='$(MEGATRON_WHEELS)' '$(BIN)/python' -m pytest tests/megatron_versions $(PYTEST_ARGS)
 
 bench: $(RUN_STAMP) ## contenders interleaved, ratios
 	'$(BIN)/python' -m benchmarks

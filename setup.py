@@ -32,11 +32,14 @@ CORE = [
 ]
 # Megatron-Core writes checkpoints with psutil and does not declare it: without it the writers die and the save hangs.
 TRAIN = ["megatron-core>=0.16", "psutil", "tensorboard"]
-GPU = ["transformer-engine[pytorch]"]  # plain "transformer-engine" breaks "import megatron.core"
+# Transformer Engine as megatron-core 0.16.1 asks for it; plain "transformer-engine" breaks "import megatron.core". It is built
+# against the torch that is there, so pip needs --no-build-isolation (docs/reproduction.md).
+GPU = ["transformer-engine[pytorch]>=2.9,<2.12"]
 LUCENE = ["pyserini>=1.0"]  # needs Java 21
 DATASETS = ["ir_datasets>=0.5"]  # headrank benchmark prepare NAME --from ir_datasets
+TEACHER = ["sentence-transformers>=5.0", "onnxruntime"]  # headrank label: cross-encoders as teachers
 SERVER = ["fastapi", "uvicorn", "openai"]  # what 'transformers serve' needs: the tests talk to a real OpenAI-compatible server
-DEV = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", *SERVER]
+DEV = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", *SERVER, *TEACHER]
 
 setup(
     name="headrank",
@@ -53,7 +56,7 @@ setup(
         "megatron_patches": ["**/*.json"],
     },
     install_requires=CORE,
-    extras_require={"train": TRAIN, "gpu": TRAIN + GPU, "lucene": LUCENE, "datasets": DATASETS, "dev": TRAIN + DEV},
+    extras_require={"train": TRAIN, "gpu": TRAIN + GPU, "lucene": LUCENE, "datasets": DATASETS, "teacher": TEACHER, "dev": TRAIN + DEV},
     entry_points={"console_scripts": ["headrank = headrank.commands:main"]},
     classifiers=[
         "Development Status :: 4 - Beta",

@@ -161,7 +161,7 @@ def measure_memory(model: str, num_passages: int, last_layer: int, recompute: bo
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    trainer = Trainer(model, last_layer, *(["--recompute-activations"] if recompute else []))
+    trainer = Trainer(model, last_layer, *(["--recompute-granularity", "full"] if recompute else []))
     trainer.step(make_sample(tokenizer, 2, 4))
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the present resident size (Linux)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
 from headrank.errors import InputError
+
+_log = logging.getLogger(__name__)
+_PROBE_SECONDS = 10
 
 
 def place(device: str | torch.device | None, dtype: str | torch.dtype | None) -> tuple[torch.device, torch.dtype]:
@@ -26,6 +34,53 @@ def place(device: str | torch.device | None, dtype: str | torch.dtype | None) ->
     if chosen.type == "mps" and not torch.backends.mps.is_available():
         raise InputError("--device mps: this machine (or this build of torch) has none; give cpu")
     named = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if dtype is not None and not isinstance(named, torch.dtype):
-        raise InputError(f"--dtype {dtype!r} is not a number format; give float32, bfloat16 or float16")
+    if dtype is not None and not (isinstance(named, torch.dtype) and named.is_floating_point):
+        raise InputError(f"--dtype {dtype!r} is not a number format; give auto, float32, bfloat16, float16 or int8")
     return chosen, named or (torch.float32 if chosen.type == "cpu" else torch.bfloat16)
+
+
+@functools.cache
+def fast_bfloat16() -> str | None:
+    """The instructions that make bfloat16 the faster format on this processor, or None where float32 is.
+
+    Some virtual machines advertise instructions that kill the process: they are tried in a child first.
+    """
+    has_tiles, has_vectors = (getattr(torch.cpu, name, bool)() for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"))
+    if not (has_tiles or has_vectors):
+        return None
+    if not _survives(lambda: torch.ones(64, 64, dtype=torch.bfloat16) @ torch.ones(64, 64, dtype=torch.bfloat16)):
+        _log.warning("bfloat16 products die on this machine although the processor advertises them; using float32")
+        return None
+    return "AMX" if has_tiles else "AVX512-BF16"
+
+
+def _survives(work: Callable[[], object]) -> bool:
+    """Whether ``work`` runs to its end in a forked child; without fork (Windows) the question is not asked and the answer is no."""
+    if not hasattr(os, "fork"):
+        return False
+    child = os.fork()
+    if child == 0:  # nothing but the work: no clean-up, no handlers of ours, and a deadline of its own
+        for number in (signal.SIGALRM, signal.SIGILL):  # faulthandler would print a traceback that alarms the user
+            signal.signal(number, signal.SIG_DFL)
+        signal.alarm(_PROBE_SECONDS)
+        torch.set_num_threads(1)  # the parent's OpenMP threads do not exist in a forked child; waiting for them would hang
+        work()
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def available_cores() -> int:
+    """Cores this process may use: affinity, cut by a container's CPU quota, which torch does not look at."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
+    except (OSError, ValueError):
+        return cores
+
+
+def use_available_cores() -> int:
+    """torch's threads where neither OMP_NUM_THREADS nor the caller chose: never more than the container gives. Returns their number."""
+    if "OMP_NUM_THREADS" not in os.environ and available_cores() < torch.get_num_threads():
+        torch.set_num_threads(available_cores())
+    return torch.get_num_threads()

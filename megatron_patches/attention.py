@@ -23,6 +23,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import divide
+from torch.utils.checkpoint import checkpoint
 
 from headrank.method.attention import BranchLayout, branched_context, causal_context, mean_row_probabilities, replace_calibration_rows
 
@@ -50,6 +51,11 @@ class RowCapture(PackedSeqParams):
     layout: BranchLayout | None = None
     local_heads_by_layer: Mapping[int, Sequence[int]] = field(default_factory=dict)
     rows: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Stock Megatron's model takes the length of its rotary table from here."""
+        if self.layout is not None:
+            self.max_seqlen_q = self.max_seqlen_kv = self.layout.position_ids_BS.shape[1]
 
     def read(self, layer: int, query_BPSD: torch.Tensor, key_BGSD: torch.Tensor, scale: float) -> None:
         """Keep the averaged rows of this layer's heads, if any were asked for."""
@@ -81,6 +87,7 @@ class HeadRankCoreAttention(MegatronModule):
         assert dropout == 0.0, "attention dropout would make the captured rows differ from the attention used"
         self.layer_number = max(1, layer_number)
         self.softmax_scale = config.kv_channels**-0.5 if softmax_scale is None else softmax_scale
+        self.is_recomputed = config.recompute_granularity == "selective" and "core_attn" in (config.recompute_modules or ())
         self.fused = self._build_fused(
             config=config,
             layer_number=layer_number,
@@ -111,12 +118,19 @@ class HeadRankCoreAttention(MegatronModule):
         capture = packed_seq_params if isinstance(packed_seq_params, RowCapture) else None
         if capture is None and packed_seq_params is not None:
             raise NotImplementedError("HeadRank's core attention does not take packed (thd) sequences")
-        query_BPSD, key_BGSD, value_BGSD = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         if capture is not None:
-            capture.read(self.layer_number - 1, query_BPSD, key_BGSD, self.softmax_scale)
+            capture.read(self.layer_number - 1, query.permute(1, 2, 0, 3), key.permute(1, 2, 0, 3), self.softmax_scale)
         layout = None if capture is None else capture.layout
-        if self.fused is not None and (layout is None or layout.blocks is None):
-            context = self.fused(query, key, value, attention_mask, attn_mask_type=AttnMaskType.causal)
+        if self.is_recomputed and torch.is_grad_enabled():
+            # only the context: rows that were read under recomputation would be read again in backward, without their loss
+            return checkpoint(self._context, query, key, value, layout, use_reentrant=False, preserve_rng_state=False)
+        return self._context(query, key, value, layout)
+
+    def _context(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: BranchLayout | None) -> torch.Tensor:
+        query_BPSD, key_BGSD, value_BGSD = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
+        if self._takes_fused(query, layout):
+            assert self.fused is not None
+            context = self.fused(query, key, value, None, attn_mask_type=AttnMaskType.causal)
             if layout is None or not layout.has_calibration:
                 return context
             context = context.reshape(query.shape).permute(1, 2, 0, 3)
@@ -126,6 +140,10 @@ class HeadRankCoreAttention(MegatronModule):
         else:
             context = branched_context(query_BPSD, key_BGSD, value_BGSD, layout, self.softmax_scale)
         return context.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
+
+    def _takes_fused(self, query: torch.Tensor, layout: BranchLayout | None) -> bool:
+        """Not in float32, for which Transformer Engine has neither flash nor cuDNN attention and makes S x S matrices."""
+        return self.fused is not None and query.dtype != torch.float32 and (layout is None or layout.blocks is None)
 
 
 class FusedHeadRankCoreAttention(HeadRankCoreAttention):

@@ -1,29 +1,41 @@
 """Layer specs with HeadRank's core attention in its slot, for our model and for stock Megatron-LM's ``--spec``.
 
-``--spec megatron_patches.layer_spec QWEN3_LAYER_SPEC`` (or ``LLAMA_LAYER_SPEC``) is all that stock Megatron needs.
+``--spec megatron_patches.layer_spec QWEN3_LAYER_SPEC`` (or ``LLAMA_LAYER_SPEC``) gives stock Megatron the same network, and a
+``RowCapture`` handed to its GPTModel as ``packed_seq_params`` reads the rows of plain causal prompts. The calibration branch and
+documents side by side need HeadRankModel: positions restart there, which stock Megatron's rotary embedding cannot do.
 """
 
 from __future__ import annotations
 
 import copy
-import importlib.util
 from typing import Any
 
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_layer_with_transformer_engine_spec
 from megatron.core.transformer.identity_op import IdentityFuncOp, IdentityOp
 from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from megatron_patches import device
 from megatron_patches.attention import FusedHeadRankCoreAttention, HeadRankCoreAttention, QueryKeyAttention
 from megatron_patches.gated_unit import GatedUnit
+from megatron_patches.norm import RootMeanSquareNorm
+from megatron_patches.versions import transformer_engine_is_installed
 
 
 def has_transformer_engine() -> bool:
-    """Whether Transformer Engine can be used: it is an extra, computes on GPUs only, and is of no use without its torch part."""
-    return device.has_cuda() and importlib.util.find_spec("transformer_engine_torch") is not None
+    """Whether Transformer Engine can be used: it is an extra, computes on GPUs only, and Megatron must have found it whole."""
+    return device.has_cuda() and transformer_engine_is_installed()
+
+
+def chosen_engine(transformer_impl: str | None, dtype: torch.dtype) -> bool:
+    """Whether layers are Transformer Engine's: as --transformer-impl says, else where it can be used, but not in float32.
+
+    Its float32 matrix products are TF32, and a float32 run is made to compare numbers.
+    """
+    if transformer_impl is not None:
+        return transformer_impl == "transformer_engine"
+    return has_transformer_engine() and dtype != torch.float32
 
 
 def layer_spec(*, qk_norm: bool, use_transformer_engine: bool | None = None) -> ModuleSpec:
@@ -34,8 +46,12 @@ def layer_spec(*, qk_norm: bool, use_transformer_engine: bool | None = None) -> 
         spec.submodules.self_attention.submodules.core_attention = FusedHeadRankCoreAttention
     else:
         spec = get_gpt_layer_local_spec(qk_layernorm=qk_norm, normalization="RMSNorm")
-        spec.submodules.self_attention.submodules.core_attention = HeadRankCoreAttention
-        spec.submodules.mlp.submodules.activation_func = GatedUnit  # taken where our configuration says so
+        layer, attention = spec.submodules, spec.submodules.self_attention.submodules
+        attention.core_attention = HeadRankCoreAttention
+        layer.mlp.submodules.activation_func = GatedUnit  # taken where our configuration says so
+        layer.input_layernorm = layer.pre_mlp_layernorm = RootMeanSquareNorm
+        if qk_norm:
+            attention.q_layernorm = attention.k_layernorm = RootMeanSquareNorm
     return spec
 
 
@@ -75,7 +91,7 @@ def final_norm(use_transformer_engine: bool | None = None) -> type:
         from megatron.core.extensions.transformer_engine import TENorm
 
         return TENorm
-    return WrappedTorchNorm
+    return RootMeanSquareNorm
 
 
 QWEN3_LAYER_SPEC = layer_spec(qk_norm=True)

@@ -24,7 +24,7 @@ from headrank.errors import InputError
 from headrank.method.attention import BranchLayout
 from megatron_patches import device
 from megatron_patches.attention import LayerRows, RowCapture
-from megatron_patches.layer_spec import final_norm, has_transformer_engine, layer_spec, query_key_layer_spec
+from megatron_patches.layer_spec import final_norm, layer_spec, query_key_layer_spec
 from megatron_patches.shape import ModelShape, check_tensor_parallel_size, valid_tensor_parallel_sizes
 
 __all__ = ["CapturedRows", "HeadRankModel", "ModelShape", "build_model", "build_transformer_config", "valid_tensor_parallel_sizes"]
@@ -46,17 +46,18 @@ def build_transformer_config(
     tensor_model_parallel_size: int = 1,
     dtype: torch.dtype = torch.float32,
     recompute: bool = False,
+    recompute_first_layers: int | None = None,
+    recompute_modules: Sequence[str] = (),
     sequence_parallel: bool = False,
     perform_initialization: bool = True,
     **overrides: Any,
 ) -> TransformerConfig:
     """Megatron's configuration of this model. ``recompute`` keeps only layer inputs and recomputes each layer in backward.
 
-    ``perform_initialization`` False leaves fresh weights undefined, for models that are about to be loaded.
+    ``recompute_first_layers`` does so for that many layers; ``recompute_modules`` recomputes parts of each layer instead (Megatron's
+    granularity "selective"). ``perform_initialization`` False leaves fresh weights undefined, for models that are about to be loaded.
     """
     check_tensor_parallel_size(shape, tensor_model_parallel_size)
-    if sequence_parallel and not has_transformer_engine():
-        raise InputError("--sequence-parallel needs Transformer Engine (torch's RMSNorm does not support it); install headrank[gpu]")
     settings: dict[str, Any] = {
         "num_layers": shape.layers,
         "hidden_size": shape.hidden,
@@ -88,7 +89,10 @@ def build_transformer_config(
         "perform_initialization": perform_initialization,
     }
     if recompute:
-        settings |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+        method = "uniform" if recompute_first_layers is None else "block"
+        settings |= {"recompute_granularity": "full", "recompute_method": method, "recompute_num_layers": recompute_first_layers or 1}
+    elif recompute_modules:
+        settings |= {"recompute_granularity": "selective", "recompute_modules": list(recompute_modules)}
     return TransformerConfig(**{**settings, **overrides})
 
 
@@ -115,8 +119,6 @@ def build_model(
         shape, tensor_model_parallel_size=tensor_parallel_size, dtype=dtype, recompute=recompute
     )
     check_tensor_parallel_size(shape, tensor_parallel_size)
-    if config.recompute_granularity == "selective" and "core_attn" in (config.recompute_modules or ["core_attn"]):
-        raise InputError("--recompute-granularity selective would recompute the core attention without its captured rows; use 'full'")
     config.num_layers = shape.layers if last_layer is None else last_layer + 1
     return HeadRankModel(
         config,
@@ -168,6 +170,8 @@ class HeadRankModel(MegatronModule):
             post_process=has_output,
             pg_collection=self.pg_collection,
         )
+        for layer in self.decoder.layers:
+            layer.self_attention.checkpoint_core_attention = False  # ours recomputes its context itself, without the rows it reads
         if has_output:
             self.output_layer = tensor_parallel.ColumnParallelLinear(
                 config.hidden_size,
@@ -230,7 +234,8 @@ class HeadRankModel(MegatronModule):
             )
             return output, *capture.rows.get(layer, ())
 
-        if self.config.recompute_granularity == "full" and torch.is_grad_enabled():
+        is_whole = self.config.recompute_method == "uniform" or layer < (self.config.recompute_num_layers or 0)
+        if self.config.recompute_granularity == "full" and is_whole and torch.is_grad_enabled():
             output, *rows = checkpoint(run, hidden_SBE, use_reentrant=False, preserve_rng_state=False)
         else:
             output, *rows = run(hidden_SBE)

@@ -13,6 +13,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+# Tests of the CPU's path stay on the CPU where there is a GPU; 'make test-gpu' shows it to those of tests/gpu.
+if os.environ.get("HEADRANK_TEST_GPU") != "1":
+    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["HIP_VISIBLE_DEVICES"] = ""
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -29,6 +33,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _without_gpu() -> str | None:
     import torch
 
+    if os.environ.get("HEADRANK_TEST_GPU") != "1":
+        return "needs a CUDA device, and runs with 'make test-gpu'"
     return None if torch.cuda.device_count() else "needs a CUDA device"
 
 

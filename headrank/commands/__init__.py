@@ -21,6 +21,7 @@ from headrank.log_level import log_level
 # verb -> (module in this package, one line for --help), in the order of the pipeline
 VERBS: dict[str, tuple[str, str]] = {
     "retrieve": ("retrieve", "first-stage candidates: BM25 over a corpus, as a TREC run"),
+    "label": ("label", "a teacher's scores of the candidates, as a TREC run: labels without judgements"),
     "pairs": ("pairs", "ALPS: preference pairs of adjacent grades from a collection"),
     "select-heads": ("select_heads", "score every attention head and keep the best K"),
     "import-hf": ("import_hf", "Hugging Face model -> Megatron checkpoint"),
@@ -36,7 +37,15 @@ VERBS: dict[str, tuple[str, str]] = {
 
 
 # package -> the extra that installs it
-EXTRAS = {"megatron": "train", "psutil": "train", "tensorboard": "train", "pyserini": "lucene", "transformer_engine": "gpu"}
+EXTRAS = {
+    "megatron": "train",
+    "psutil": "train",
+    "tensorboard": "train",
+    "pyserini": "lucene",
+    "transformer_engine": "gpu",
+    "sentence_transformers": "teacher",
+    "onnxruntime": "teacher",
+}
 
 
 def build_parser() -> argparse.ArgumentParser:

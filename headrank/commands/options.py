@@ -14,6 +14,8 @@ from headrank.method.prompt import LAYOUTS, ORDERS, QUERY_ROWS, PromptTemplate
 Item = TypeVar("Item")
 _PROMPT_SWITCHES = ("query_rows", "order", "max_words", "document_layout")
 
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
+
 
 def add_collection_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """--collection DIR, or the single files."""
@@ -38,7 +40,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model")
     group.add_argument("--model", metavar="M", default="embedded", help="'embedded' (default), a Hugging Face directory or hub name")
     group.add_argument("--device", default=None, help="cpu, cuda, cuda:1, mps (default: cuda where there is one)")
-    group.add_argument("--dtype", default=None, choices=["float32", "bfloat16", "float16"], help="default: float32 on CPU, else bfloat16")
+    group.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        help="auto: the fastest here; int8: integer weights (CPU only). Default: auto for late heads, else float32 on CPU, bfloat16 on GPU",
+    )
 
 
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:

@@ -51,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_count(job, "--micro-batch-size", 1, "contexts a forward pass (default 1)")
     _add_count(job, "--global-batch-size", None, f"contexts a step (default {PAPER_BATCH}, or the next number that the ranks can share)")
     _add_count(job, "--pairs-per-context", 16, "pairs that share a forward (default 16)")
-    job.add_argument("--recompute-activations", action="store_true", help="recompute layers in the backward pass")
+    job.add_argument("--recompute-granularity", choices=["full"], help="recompute whole layers in the backward pass")
+    job.add_argument("--sequence-parallel", action="store_true", help="split what lies between layers over the tensor-parallel ranks")
     job.add_argument("--fp32", action="store_true", help="float32 instead of bfloat16")
     heads = parser.add_argument_group("core heads (default: the paper's for its three models, else eight up to 70% of the depth)")
     heads.add_argument("--heads", metavar="FILE", help="heads.json")
@@ -165,7 +166,8 @@ def _job(args: argparse.Namespace) -> Job:
         document_tokens=args.document_tokens,
         pairs_per_context=args.pairs_per_context,
         is_bf16=not args.fp32,
-        is_recomputed=args.recompute_activations,
+        is_recomputed=args.recompute_granularity == "full",
+        is_sequence_parallel=args.sequence_parallel,
     )
     if job.sequence_tokens > shape.max_positions:
         raise InputError(

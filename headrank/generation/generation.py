@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import logging
 import os
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -20,16 +15,14 @@ from jinja2 import TemplateError
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from headrank.errors import InputError
+from headrank.http_json import RefusedRequest, post_json
 from headrank.method.prompt import control_tokens, neutralise
 from headrank.model_config import load_config
 from headrank.placement import place
 from headrank.reranking.model_sources import resolve_model
 from headrank.reranking.reader import load_complete
 
-_log = logging.getLogger(__name__)
 TOKENS_PER_IDENTIFIER = 8  # "[20] > " is at most this long in the tokenizers we know
-_RETRIED_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
-_LONGEST_PAUSE = 30.0
 
 
 @dataclass(frozen=True)
@@ -194,45 +187,12 @@ class EndpointGenerator:
         return Answer(text, int(usage.get("total_tokens") or 0))
 
     def _post(self, body: dict[str, Any]) -> Any:
-        """Send until the server answers: busy or broken is tried again with growing pauses, a refusal is the user's error."""
-        attempt = 0
-        while True:
-            extra = self.extra
-            try:
-                return self._send({**body, **extra})
-            except urllib.error.HTTPError as error:
-                problem = f"HTTP {error.code}: {_server_message(error)}"
-                if error.code in (400, 422) and extra and "chat_template_kwargs" in problem:
-                    self.extra = {}  # refused: ask again without it, at once
-                    continue
-                if error.code not in _RETRIED_STATUS:
-                    raise InputError(f"{self.url}: {problem}") from error
-                pause = _retry_after(error)
-            except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
-                problem, pause = f"{type(error).__name__}: {getattr(error, 'reason', error)}", None
-            if attempt == self.retries:
-                raise InputError(f"{self.url}: no answer after {self.retries + 1} tries ({problem}); is the server running?")
-            pause = min(_LONGEST_PAUSE, 0.5 * 2**attempt if pause is None else pause)
-            _log.warning("%s: %s; trying again in %.1f s", self.url, problem, pause)
-            time.sleep(pause)
-            attempt += 1
-
-    def _send(self, body: dict[str, Any]) -> Any:
-        headers = {"Content-Type": "application/json"}
-        if key := os.environ.get("OPENAI_API_KEY"):
-            headers["Authorization"] = f"Bearer {key}"
-        request = urllib.request.Request(self.url, json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=self.timeout) as response:
-            return json.loads(response.read())
-
-
-def _server_message(error: urllib.error.HTTPError) -> str:
-    """The server's words in one line."""
-    return " ".join(error.read(2000).decode(errors="replace").split())[:300] or error.reason
-
-
-def _retry_after(error: urllib.error.HTTPError) -> float | None:
-    try:
-        return max(0.0, float(error.headers.get("Retry-After", "")))
-    except ValueError:
-        return None
+        """Send until the server answers; a refusal of what not every server knows is no refusal of the question."""
+        extra = self.extra
+        try:
+            return post_json(self.url, {**body, **extra}, key=os.environ.get("OPENAI_API_KEY"), timeout=self.timeout, retries=self.retries)
+        except RefusedRequest as refusal:
+            if refusal.status not in (400, 422) or not extra or "chat_template_kwargs" not in str(refusal):
+                raise
+            self.extra = {}
+            return self._post(body)

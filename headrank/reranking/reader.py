@@ -18,14 +18,15 @@ from headrank.method.attention import batch_contexts
 from headrank.method.prompt import PromptTemplate
 from headrank.method.spans import EncodedContext, PromptEncoder
 from headrank.model_config import first_line, load_config, text_config, truncate_config
-from headrank.placement import place
+from headrank.placement import fast_bfloat16, place, use_available_cores
 from headrank.reranking.capture import Capture, ExitEarly, register
-from headrank.reranking.decoder import load_decoder
+from headrank.reranking.decoder import Decoder, load_decoder
 from headrank.reranking.decoder_files import DecoderShape, refuse_incomplete
 from headrank.reranking.model_sources import resolve_model
 from headrank.reranking.plain_tokenizer import PlainTokenizer
 
 _log = logging.getLogger(__name__)
+_SMALLEST_FOR_BFLOAT16 = 80e6  # bytes of weights; converting numbers costs a smaller model more than it gains
 
 
 class AttentionReader:
@@ -57,10 +58,18 @@ class AttentionReader:
         dtype: str | torch.dtype | None = None,
         max_length: int | None = None,
     ) -> AttentionReader:
-        """Load a directory or hub name; with ``last_layer`` the layers above it are not even read from the file."""
-        model = resolve_model(model)
-        device, dtype = place(device, dtype)
+        """Load a directory or hub name; with ``last_layer`` the layers above it are not even read from the file.
+
+        ``dtype`` may be "auto" (the fastest float format of the device) or "int8" (integer weights, on the CPU).
+        """
+        model, is_int8 = resolve_model(model), dtype == "int8"
+        is_auto = dtype == "auto" or (dtype is None and prompt is not None and prompt.is_late)
+        device, dtype = place(device, "float32" if is_int8 else None if is_auto else dtype)
+        if is_auto:
+            dtype = _fastest(model, device, dtype)
         tokenizer, loaded, num_layers = _load_plain(model, last_layer, dtype) or _load_with_transformers(model, last_layer, dtype)
+        if is_int8:
+            loaded = _in_int8(model, loaded, device)
         limit = getattr(text_config(loaded.config), "max_position_embeddings", None)
         return cls(loaded.to(device).eval(), tokenizer, prompt or PromptTemplate(), str(model), num_layers, max_length or limit)
 
@@ -94,6 +103,27 @@ class AttentionReader:
         if missing:
             raise InputError(f"{self.name}: this architecture does not call the registered attention (layer {min(missing)} was never seen)")
         return capture
+
+
+def _fastest(model: str | Path, device: torch.device, default: torch.dtype) -> torch.dtype:
+    """bfloat16 on a CPU that is good at it and for a model large enough to notice, else the device's default; said in one line."""
+    size = sum(path.stat().st_size for path in Path(model).glob("*.safetensors"))
+    reason = fast_bfloat16() if device.type == "cpu" and size >= _SMALLEST_FOR_BFLOAT16 else None
+    chosen = torch.bfloat16 if reason else default
+    threads = f", {use_available_cores()} threads" if device.type == "cpu" else ""
+    _log.info("%s on %s%s%s", str(chosen).removeprefix("torch."), device, f" ({reason})" if reason else "", threads)
+    return chosen
+
+
+def _in_int8(model: str | Path, loaded: Any, device: torch.device) -> Decoder:
+    """The same decoder with integer weights; refused where there is no kernel for it."""
+    if device.type != "cpu":
+        raise InputError(f"dtype 'int8' runs on the CPU, not on {device}; give bfloat16")
+    if not isinstance(loaded, Decoder):
+        raise InputError(f"{model}: dtype 'int8' needs a local model of the Llama, Mistral, Qwen2 or Qwen3 family; give bfloat16")
+    from headrank.reranking.int8 import quantise
+
+    return quantise(loaded)
 
 
 def _load_plain(model: str | Path, last_layer: int | None, dtype: torch.dtype) -> tuple[Any, Any, int] | None:

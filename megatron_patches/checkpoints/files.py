@@ -42,6 +42,8 @@ CONTENT_METADATA = {
     "non_homogeneous_layers": True,
     "distrib_optim_sharding_type": "fully_reshardable",  # Megatron's default raises with the distributed optimizer
     "chained_optim_avoid_prefix": True,
+    # else every data-parallel rank holds the whole optimizer state of its tensor-parallel shard while it is saved
+    "distrib_optim_fully_reshardable_mem_efficient": True,
 }
 
 

@@ -33,6 +33,7 @@ class Job:
     pairs_per_context: int = 16
     is_bf16: bool = True
     is_recomputed: bool = False
+    is_sequence_parallel: bool = False
     has_distributed_optimizer: bool = True
     has_gpu_kernels: bool = True
 
@@ -81,11 +82,12 @@ class Job:
             "--train-iters": 1,
             "--lr": 1e-5,
             "--clip-grad": 5.0,
+            **({"--recompute-granularity": "full"} if self.is_recomputed else {}),
         }
         switches = {
             "--bf16": self.is_bf16,
             "--use-distributed-optimizer": self.has_distributed_optimizer,
-            "--recompute-activations": self.is_recomputed,
+            "--sequence-parallel": self.is_sequence_parallel,
         }
         return [str(part) for flag in flags.items() for part in flag] + [switch for switch, is_on in switches.items() if is_on]
 

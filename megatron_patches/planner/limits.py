@@ -77,7 +77,7 @@ def context_limit(plan: Plan) -> Limit:
     room = int(job.sequence_tokens + (plan.usable_bytes - peak) / per_token)
     positions = job.shape.max_positions
     if room < positions:
-        advice = "a larger tensor-parallel size" if job.is_recomputed else "--recompute-activations or a larger tensor-parallel size"
+        advice = "a larger tensor-parallel size" if job.is_recomputed else "--recompute-granularity full or a larger tensor-parallel size"
         reason = f"GPU memory: {per_token / MIB:.2f} MiB of activations a token; then {advice}, or --seq-length to shorten documents"
         return Limit("tokens in a context", max(0, room), reason)
     return Limit("tokens in a context", positions, f"the model's {positions:,} positions; memory would hold {room:,} tokens")

@@ -26,6 +26,7 @@ from megatron_patches.model import CapturedRows, HeadRankModel, build_model, bui
 from megatron_patches.parallel_scores import core_head_scores
 from megatron_patches.planner.job import CALIBRATION_ROWS, CALIBRATION_TOKENS, LABEL_TOKENS, OPENING_TOKENS, QUERY_ROWS, QUERY_TOKENS, Job
 from megatron_patches.shape import ModelShape
+from megatron_patches.training.assembly import layer_settings
 from megatron_patches.training.batches import Batch
 from megatron_patches.training.config import TrainingConfig
 from megatron_patches.training.train_step import batch_loss, guarded_update
@@ -39,7 +40,7 @@ def build_full_model(config: TrainingConfig, shape: ModelShape) -> HeadRankModel
         shape,
         tensor_model_parallel_size=config.tensor_parallel,
         dtype=torch.bfloat16 if config.bf16 else torch.float32,
-        recompute=config.recompute,
+        **layer_settings(config),
     )
     model = build_model(shape, transformer_config=transformer_config)
     return model.bfloat16() if config.bf16 else model  # norms too, as build_policy does

@@ -15,6 +15,7 @@ from headrank.method.loss_settings import DEFAULT_SCALES, OBJECTIVES, SCALINGS
 from headrank.method.prompt import LAYOUTS
 
 Flag = tuple[str, dict[str, Any]]
+RECOMPUTE_MODULES = ("core_attn", "mlp")
 
 
 def _value(name: str, kind: type, default: Any, text: str, **more: Any) -> Flag:
@@ -31,7 +32,9 @@ MEGATRON_FLAGS: dict[str, list[Flag]] = {
         _value("--tensor-model-parallel-size", int, 1, "Ranks that share each layer; it must divide the model's key-value groups."),
         _value("--pipeline-model-parallel-size", int, 1, "Only 1: every core head's layer must see the same loss."),
         _value("--context-parallel-size", int, 1, "Only 1: the rows of I_q need the whole sequence on one rank."),
-        _switch("--sequence-parallel", "Split norms over the sequence; needs Transformer Engine."),
+        _switch(
+            "--sequence-parallel", "Split norms and what lies between layers over the sequence; without effect at tensor parallelism 1."
+        ),
         _switch("--use-distributed-optimizer", "Shard the optimizer's state over data-parallel ranks."),
         _switch("--overlap-grad-reduce", "Reduce gradients while the backward pass still runs."),
         _switch("--overlap-param-gather", "Gather parameters while the forward pass runs; needs the distributed optimizer."),
@@ -47,22 +50,31 @@ MEGATRON_FLAGS: dict[str, list[Flag]] = {
         _value("--exit-duration-in-mins", int, None, "Save and exit this many minutes after the start of the program."),
         _switch("--exit-signal-handler", "Save and exit on SIGTERM or SIGUSR1 (SLURM preemption)."),
         _value("--seed", int, 1234, "Seed of data order, permutations and random states."),
-        _switch("--recompute-activations", "Recompute each layer in the backward pass: less memory, about a third more time."),
+        _switch("--recompute-activations", "The same as --recompute-granularity selective."),
         _value(
             "--recompute-granularity",
             str,
             None,
-            "'full' recomputes whole layers; 'selective' would lose the captured rows.",
+            "'full' keeps each layer's input only and recomputes the rest in backward, a third more time; 'selective' recomputes "
+            "--recompute-modules.",
             choices=["full", "selective"],
+        ),
+        _value(
+            "--recompute-modules",
+            str,
+            None,
+            "What 'selective' recomputes: core_attn (the default; the attention's context, never the rows that are read), mlp.",
+            nargs="*",
+            choices=list(RECOMPUTE_MODULES),
         ),
         _value(
             "--recompute-method",
             str,
             None,
-            "Accepted for launchers; layers are recomputed one by one ('uniform').",
+            "With 'full': 'uniform' (the default) recomputes every layer, one by one; 'block' the first --recompute-num-layers.",
             choices=["uniform", "block"],
         ),
-        _value("--recompute-num-layers", int, None, "Only 1: layers are recomputed one by one."),
+        _value("--recompute-num-layers", int, None, "Layers that 'block' recomputes; 'uniform' knows 1 only."),
     ],
     "optimizer and schedule": [
         _value("--optimizer", str, "adam", "Only adam (AdamW).", choices=["adam"]),
@@ -86,7 +98,8 @@ MEGATRON_FLAGS: dict[str, list[Flag]] = {
             "--transformer-impl",
             str,
             None,
-            "Checked, not chosen: Transformer Engine wherever it can be used.",
+            "Layers of Megatron's own ('local') or of Transformer Engine. By default the latter where it can be used in bf16; in float32 "
+            "its matrix products would be TF32.",
             choices=["local", "transformer_engine"],
         ),
     ],

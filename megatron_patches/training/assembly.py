@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
@@ -11,6 +12,7 @@ from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_mega
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from headrank.method.heads import HeadSet
+from megatron_patches.layer_spec import chosen_engine
 from megatron_patches.model import HeadRankModel, build_model, build_transformer_config
 from megatron_patches.shape import ModelShape
 from megatron_patches.training.config import TrainingConfig
@@ -26,20 +28,34 @@ def build_policy(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> H
         shape,
         tensor_model_parallel_size=config.tensor_parallel,
         dtype=torch.bfloat16 if config.bf16 else torch.float32,
-        recompute=config.recompute,
-        sequence_parallel=config.sequence_parallel,
+        **layer_settings(config),
         # Not perform_initialization=False: Megatron marks weights as tensor-parallel while it initialises them, and unmarked ones are
         # left out of the gradient norm on all ranks but the first.
         init_method=_leave_as_is,
         output_layer_init_method=_leave_as_is,
         embedding_init_method=_leave_as_is,
     )
-    model = build_model(shape, last_layer=None if config.full_depth else heads.l_max, transformer_config=transformer_config)
+    model = build_model(
+        shape,
+        last_layer=None if config.full_depth else heads.l_max,
+        transformer_config=transformer_config,
+        use_transformer_engine=chosen_engine(config.transformer_impl, transformer_config.params_dtype),
+    )
     if config.bf16:
-        model.bfloat16()  # norms too: torch's ignore params_dtype, and the optimizer cannot save a mixture
+        model.bfloat16()  # norms too: Transformer Engine's ignore params_dtype, and the optimizer cannot save a mixture
     if config.full_depth:
         _freeze_unused(model, heads.l_max)
     return model
+
+
+def layer_settings(config: TrainingConfig) -> dict[str, Any]:
+    """The settings of build_transformer_config that say how layers compute, not what."""
+    return {
+        "recompute": config.recompute,
+        "recompute_first_layers": config.recompute_first_layers,
+        "recompute_modules": config.recompute_modules,
+        "sequence_parallel": config.sequence_parallel,
+    }
 
 
 def _leave_as_is(weight: torch.Tensor) -> None:

@@ -69,6 +69,9 @@ class TrainingConfig:
     schedule: ScheduleConfig
     bf16: bool
     recompute: bool
+    recompute_first_layers: int | None
+    recompute_modules: tuple[str, ...]
+    transformer_impl: str | None
     use_distributed_optimizer: bool
     overlap_grad_reduce: bool
     overlap_param_gather: bool
@@ -148,7 +151,10 @@ def config_from(args: argparse.Namespace, world_size: int) -> TrainingConfig:
         "epochs": args.headrank_epochs,
         "loss": _loss_from(args),
         "schedule": ScheduleConfig(**_taken(args, ScheduleConfig)),
-        "recompute": args.recompute_activations or args.recompute_granularity == "full",
+        "recompute": args.recompute_granularity == "full",
+        "recompute_first_layers": args.recompute_num_layers if args.recompute_method == "block" else None,
+        "recompute_modules": _recompute_modules(args),
+        "sequence_parallel": args.sequence_parallel and tensor_parallel > 1,
         "save_optimizer": not args.no_save_optim,
         "load_optimizer": not args.no_load_optim,
         "keep_checkpoints": args.headrank_keep_checkpoints,
@@ -156,6 +162,13 @@ def config_from(args: argparse.Namespace, world_size: int) -> TrainingConfig:
         "max_nan_steps": args.headrank_max_nan_steps,
     }
     return TrainingConfig(**{**_taken(args, TrainingConfig), **derived})
+
+
+def _recompute_modules(args: argparse.Namespace) -> tuple[str, ...]:
+    """What is recomputed inside each layer: Megatron's default where only the granularity is given."""
+    if not (args.recompute_activations or args.recompute_granularity == "selective"):
+        return ()
+    return tuple(args.recompute_modules or ["core_attn"])
 
 
 def _taken(args: argparse.Namespace, kind: type) -> dict[str, Any]:

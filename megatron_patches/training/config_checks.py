@@ -27,7 +27,7 @@ _RANGES: list[tuple[Callable[[float], bool], str, tuple[str, ...]]] = [
         "train_iters", "train_samples", "save_interval", "eval_interval", "eval_iters", "exit_interval", "exit_duration_in_mins",
         "log_interval", "tensorboard_log_interval", "seq_length", "micro_batch_size", "global_batch_size", "tensor_model_parallel_size",
         "lr", "lr_decay_iters", "adam_eps", "headrank_pairs_per_context", "headrank_max_nan_steps", "headrank_temperature",
-        "headrank_score_scale", "headrank_teacher_temperature")),
+        "headrank_score_scale", "headrank_teacher_temperature", "recompute_num_layers")),
     (lambda value: value >= 0, "must not be below 0", (
         "seed", "min_lr", "lr_warmup_iters", "lr_warmup_init", "weight_decay", "clip_grad", "num_workers", "headrank_keep_checkpoints",
         "headrank_teacher_ranknet", "headrank_teacher_listwise", "headrank_teacher_margin_mse",
@@ -69,10 +69,9 @@ def _unsupported(args: argparse.Namespace) -> list[tuple[bool, str]]:
         (args.context_parallel_size != 1, (f"--context-parallel-size {args.context_parallel_size} is not supported, only 1: "
          "I_q attends to the whole sequence; remove it")),
         (args.fp16, "--fp16 is not supported: calibrated masses lose their digits in float16; use --bf16 or nothing"),
-        (args.recompute_granularity == "selective", ("--recompute-granularity selective drops the attention rows the loss reads; "
-         "use --recompute-granularity full (or --recompute-activations)")),
-        (args.recompute_num_layers not in (None, 1), (f"--recompute-num-layers {args.recompute_num_layers} is not supported: "
-         "layers are recomputed one by one; use 1 or remove it")),
+        (args.recompute_method != "block" and args.recompute_num_layers not in (None, 1), (
+         f"--recompute-num-layers {args.recompute_num_layers} is not supported with the method 'uniform': "
+         "layers are recomputed one by one; use 1, or --recompute-method block")),
         (args.ckpt_format != "torch_dist", f"--ckpt-format {args.ckpt_format} is not supported; use torch_dist"),
     ]  # fmt: skip
 
@@ -82,6 +81,14 @@ def _contradictions(args: argparse.Namespace) -> list[tuple[bool, str]]:
     shortest = min([length for length in (args.train_iters, args.lr_decay_iters) if length is not None], default=None)
     return [
         (args.overlap_param_gather and not args.use_distributed_optimizer, "--overlap-param-gather needs --use-distributed-optimizer"),
+        (args.recompute_activations and args.recompute_granularity == "full", ("--recompute-activations means --recompute-granularity "
+         "selective, but 'full' is given; remove one")),
+        (args.recompute_method is not None and args.recompute_granularity != "full", (f"--recompute-method {args.recompute_method} goes "
+         "with --recompute-granularity full; add it")),
+        (args.recompute_method == "block" and args.recompute_num_layers is None,
+         "--recompute-method block needs --recompute-num-layers N, the layers to recompute"),
+        (bool(args.recompute_modules) and not (args.recompute_activations or args.recompute_granularity == "selective"),
+         "--recompute-modules goes with --recompute-granularity selective; add it"),
         (args.train_iters is not None and args.train_samples is not None, "--train-iters and --train-samples contradict; give one"),
         (args.eval_interval is not None and args.valid_data_path is None, "--eval-interval needs held-out queries; add --valid-data-path"),
         (args.save_interval is not None and args.save is None, "--save-interval needs a directory; add --save"),
@@ -105,17 +112,13 @@ def _contradictions(args: argparse.Namespace) -> list[tuple[bool, str]]:
 
 
 def check_machine(args: argparse.Namespace, *, has_cuda: bool, has_transformer_engine: bool) -> None:
-    """Backend and layers follow from the machine; asking for others is a mistake worth a line."""
+    """The backend follows from the machine, Transformer Engine may be missing; asking for what is not there is a mistake worth a line."""
     backend, machine = ("nccl", "has GPUs") if has_cuda else ("gloo", "has no GPU that torch can use")
-    layers = "transformer_engine" if has_transformer_engine else "local"
-    there = "is installed and always used" if has_transformer_engine else "cannot be used here (it needs a GPU and headrank[gpu])"
     _refuse([
         (args.distributed_backend not in (None, backend),
          f"--distributed-backend {args.distributed_backend}: this machine {machine}; use {backend} or remove the flag"),
-        (args.transformer_impl not in (None, layers),
-         f"--transformer-impl {args.transformer_impl}: Transformer Engine {there}; use {layers} or remove the flag"),
-        (args.sequence_parallel and not has_transformer_engine,
-         f"--sequence-parallel needs Transformer Engine, which {there}; remove the flag"),
+        (args.transformer_impl == "transformer_engine" and not has_transformer_engine, ("--transformer-impl transformer_engine: "
+         "Transformer Engine cannot be used here (it needs a GPU and headrank[gpu]); use local or remove the flag")),
     ])  # fmt: skip
 
 

@@ -100,9 +100,7 @@ def slots(directory: Path, contexts: list[EncodedContext], heads: dict[int, list
     )
     plain_ids_BS, plain_layout = batch_contexts([plain])
     first = stock.pg_collection.tp.rank() * (shape.heads // 2)
-    capture = RowCapture(
-        layout=plain_layout, local_heads_by_layer={1: range(shape.heads // 2)}, max_seqlen_q=plain.length, max_seqlen_kv=plain.length
-    )
+    capture = RowCapture(layout=plain_layout, local_heads_by_layer={1: range(shape.heads // 2)})
     with torch.no_grad():
         found["stock logits"] = stock(plain_ids_BS, plain_layout.position_ids_BS, None)[..., : shape.vocab]
         found["stock logits while capturing"] = stock(plain_ids_BS, plain_layout.position_ids_BS, None, packed_seq_params=capture)[

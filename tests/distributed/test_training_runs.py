@@ -50,11 +50,25 @@ def alone(forge, toy, tmp_path_factory):
         (2, ()),
         (2, ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")),
         (4, ("--tensor-model-parallel-size", "2", "--use-distributed-optimizer")),
-        (4, ("--tensor-model-parallel-size", "4", "--recompute-activations")),
+        (4, ("--tensor-model-parallel-size", "4", "--recompute-granularity", "full")),
+        (2, ("--tensor-model-parallel-size", "2", "--sequence-parallel", "--recompute-activations")),
+        (1, ("--recompute-granularity", "selective", "--recompute-modules", "core_attn", "mlp")),
+        (1, ("--recompute-granularity", "full", "--recompute-method", "block", "--recompute-num-layers", "1")),
         (1, ("--micro-batch-size", "2")),
         (1, ("--headrank-full-depth",)),
     ],
-    ids=["tp2", "dp2", "dp2-distributed-optimizer", "tp2-dp2", "tp4-recompute", "micro2", "full-depth"],
+    ids=[
+        "tp2",
+        "dp2",
+        "dp2-distributed-optimizer",
+        "tp2-dp2",
+        "tp4-recompute",
+        "tp2-sequence",
+        "recompute-modules",
+        "recompute-block",
+        "micro2",
+        "full-depth",
+    ],
 )
 def test_losses_agree_step_by_step_whatever_the_sizes(forge, toy, alone, tmp_path, ranks, more):
     outcome = forge.run(flags(toy, tmp_path, *more), tmp_path / "log", ranks=ranks)

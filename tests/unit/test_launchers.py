@@ -157,7 +157,8 @@ def test_shellcheck_finds_nothing(script: Path) -> None:
 def cluster(tmp_path: Path):
     """A pretended SLURM: srun and the recipe only note how they were called; ENDS says what training does."""
     commands = {
-        "srun": 'echo "srun $*" >>"$CALLS"; echo "$MASTER_ADDR:$MASTER_PORT nodes=$NNODES procs=$NPROC save=$SAVE" >>"$CALLS"\n'
+        "srun": 'echo "srun $*" >>"$CALLS"; echo "$MASTER_ADDR:$MASTER_PORT nodes=$NNODES procs=$NPROC save=$SAVE" '
+        '"${SRUN_CPUS_PER_TASK-}" >>"$CALLS"\n'
         'case $ENDS in complete) mkdir -p "$SAVE" && touch "$SAVE/training_complete.json" ;; failed) exit 7 ;; esac',
         "scontrol": 'if [[ $1 == show ]]; then printf "n3\\nn4\\n"; else echo "scontrol $*" >>"$CALLS"; fi',
     }
@@ -187,6 +188,14 @@ def cluster(tmp_path: Path):
         return done.returncode, calls.read_text().splitlines(), done.stdout + done.stderr
 
     return submit
+
+
+def test_the_ranks_of_a_job_get_the_cpus_that_it_asked_for(cluster) -> None:
+    for variables, cpus in (({"SLURM_CPUS_PER_TASK": "64"}, "64"), ({}, "")):
+        for script, more in (("train.sbatch", {"ENDS": "complete"}), ("evaluate.sbatch", {"MODELS": "a=x", "SLURM_ARRAY_TASK_ID": "0"})):
+            variables_of_job = {"MASTER_PORT": "1", "MASTER_ADDR": "n", "NNODES": "1", "NPROC": "1", **variables, **more}
+            code, calls, said = cluster(script, **variables_of_job)
+            assert code == 0 and calls[1].endswith(f"/save {cpus}"), (script, calls, said)
 
 
 def test_a_finished_slurm_job_is_not_requeued(cluster) -> None:

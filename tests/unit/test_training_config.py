@@ -32,9 +32,12 @@ def config(*flags: str, world_size: int = 1):
         (["--pipeline-model-parallel-size", "0"], 1, "--pipeline-model-parallel-size 0 is not supported"),
         (["--context-parallel-size", "2"], 2, "remove it"),
         (["--context-parallel-size", "-1"], 1, "--context-parallel-size -1 is not supported"),
-        (["--recompute-num-layers", "5"], 1, "use 1 or remove it"),
+        (["--recompute-granularity", "full", "--recompute-num-layers", "5"], 1, "use 1, or --recompute-method block"),
+        (["--recompute-method", "block", "--recompute-granularity", "full"], 1, "--recompute-method block needs --recompute-num-layers"),
+        (["--recompute-method", "uniform"], 1, "goes with --recompute-granularity full"),
+        (["--recompute-modules", "mlp"], 1, "goes with --recompute-granularity selective"),
         (["--fp16"], 1, "--bf16"),
-        (["--recompute-granularity", "selective"], 1, "--recompute-granularity full"),
+        (["--recompute-granularity", "full", "--recompute-activations"], 1, "remove one"),
         (["--ckpt-format", "torch"], 1, "torch_dist"),
         (["--overlap-param-gather"], 1, "--use-distributed-optimizer"),
         (["--train-iters", "5", "--train-samples", "5"], 1, "give one"),
@@ -164,8 +167,6 @@ def test_flags_of_the_networks_shape_are_refused_and_the_place_of_the_shape_is_n
         (["--distributed-backend", "nccl"], False, "use gloo"),
         (["--distributed-backend", "gloo"], True, "use nccl"),
         (["--transformer-impl", "transformer_engine"], False, r"headrank\[gpu\]\); use local"),
-        (["--transformer-impl", "local"], True, "use transformer_engine"),
-        (["--sequence-parallel"], False, "--sequence-parallel needs Transformer Engine"),
     ],
 )
 def test_flags_must_fit_the_machine(flags, has_gpu, words):
@@ -173,6 +174,27 @@ def test_flags_must_fit_the_machine(flags, has_gpu, words):
     check_machine(parse_arguments([]), has_cuda=has_gpu, has_transformer_engine=has_gpu)
     with pytest.raises(InputError, match=words):
         check_machine(parse_arguments(flags), has_cuda=has_gpu, has_transformer_engine=has_gpu)
+
+
+def test_recomputation_means_what_megatron_means():
+    assert config("--recompute-activations").recompute_modules == ("core_attn",)
+    assert not config("--recompute-activations").recompute
+    assert config("--recompute-activations", "--recompute-modules", "mlp", "core_attn").recompute_modules == (
+        "mlp",
+        "core_attn",
+    )
+    block = config("--recompute-granularity", "full", "--recompute-method", "block", "--recompute-num-layers", "3")
+    assert (block.recompute, block.recompute_first_layers, block.recompute_modules) == (True, 3, ())
+
+
+def test_sequence_parallelism_is_switched_off_where_there_is_nothing_to_split():
+    assert not config("--sequence-parallel").sequence_parallel
+    assert config("--sequence-parallel", "--tensor-model-parallel-size", "2", world_size=2).sequence_parallel
+
+
+def test_local_layers_are_honoured_beside_transformer_engine():
+    check_machine(parse_arguments(["--transformer-impl", "local"]), has_cuda=True, has_transformer_engine=True)
+    assert config("--transformer-impl", "local").transformer_impl == "local"
 
 
 def test_a_changed_objective_is_noticed_on_resume():

@@ -1,0 +1,69 @@
+"""int8 weights on the CPU: one scale per output channel, activations quantised per token, products in oneDNN's integer kernels.
+
+Each token has its own scale and integer sums are exact, so a token's numbers do not depend on what else is in the batch.
+Projections that read the same input (q, k, v; gate and up) are joined: the input is quantised once and multiplied once.
+The activations between the products stay in float32.
+
+Shapes: T tokens, I input features, O output channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from headrank.reranking.decoder import Decoder, Projection
+
+LARGEST = 127.0
+SMALLEST_SCALE = 1e-12  # a token of zeros stays zero
+
+
+class Int8Projections(nn.Module):
+    """Several projections of one input as one integer product; gives one output per projection."""
+
+    def __init__(self, projections: Sequence[Projection]) -> None:
+        super().__init__()
+        self.sizes = [len(projection.weight) for projection in projections]
+        weight_OI = torch.cat([projection.weight for projection in projections]).float()
+        self.scale_O = weight_OI.abs().amax(dim=1).div_(LARGEST).clamp_min_(SMALLEST_SCALE)
+        integers_OI = (weight_OI / self.scale_O[:, None]).round_().to(torch.int8)
+        self.packed = torch.ops.onednn.qlinear_prepack(integers_OI, None)
+        self.zeros_O = torch.zeros(len(weight_OI), dtype=torch.int32)
+        biases = [projection.bias for projection in projections]
+        self.bias_O = None if biases[0] is None else torch.cat([bias.float() for bias in biases if bias is not None])
+
+    def forward(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """One output [..., O] per projection, in float32."""
+        integers_TI, scale_T1 = quantise_tokens(values.reshape(-1, values.shape[-1]))
+        # the kernel's own activation scale is one number for all tokens: a token would depend on its neighbours
+        product_TO = torch.ops.onednn.qlinear_pointwise(
+            integers_TI, 1.0, 0, self.packed, self.scale_O, self.zeros_O, None, 1.0, 0, values.dtype, "none", [], ""
+        ).mul_(scale_T1)
+        if self.bias_O is not None:
+            product_TO += self.bias_O
+        return product_TO.view(*values.shape[:-1], -1).split(self.sizes, dim=-1)
+
+
+def quantise_tokens(values_TI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int8 values and the scale [T, 1] of each token: values ~ integers * scale, the largest of a token at 127."""
+    largest_T1 = torch.linalg.vector_norm(values_TI, float("inf"), dim=-1, keepdim=True)
+    scale_T1 = largest_T1.div_(LARGEST).clamp_min_(SMALLEST_SCALE)
+    return (values_TI * scale_T1.reciprocal()).round_().to(torch.int8), scale_T1
+
+
+@torch.no_grad()
+def quantise(decoder: Decoder) -> Decoder:
+    """Replace every projection of a float32 decoder on the CPU, layer by layer, so that no second copy of the model is held."""
+    for layer in decoder.layers:
+        attention: Any = layer.self_attn  # modules lose their classes in a ModuleList
+        unit: Any = layer.mlp
+        attention.integer_read = Int8Projections([attention.q_proj, attention.k_proj, attention.v_proj])
+        attention.integer_write = Int8Projections([attention.o_proj])
+        unit.integer_read = Int8Projections([unit.gate_proj, unit.up_proj])
+        unit.integer_write = Int8Projections([unit.down_proj])
+        del attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, unit.gate_proj, unit.up_proj, unit.down_proj
+    decoder.is_int8 = True
+    return decoder

@@ -1,0 +1,1 @@
+"""Submodules by the names that Megatron-Core imports."""
