@@ -170,6 +170,7 @@ class QueryKeyAttention(MegatronModule):
         attn_mask_type: AttnMaskType = AttnMaskType.causal,
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
+        **_: Any,  # what newer releases of Megatron-Core add, such as the module's name
     ) -> None:
         super().__init__(config=config)
         self.layer_number = layer_number

@@ -20,7 +20,7 @@ from megatron_patches import device
 from megatron_patches.attention import FusedHeadRankCoreAttention, HeadRankCoreAttention, QueryKeyAttention
 from megatron_patches.gated_unit import GatedUnit
 from megatron_patches.norm import RootMeanSquareNorm
-from megatron_patches.versions import transformer_engine_is_installed
+from megatron_patches.versions import submodules_of, transformer_engine_is_installed
 
 
 def has_transformer_engine() -> bool:
@@ -51,7 +51,7 @@ def layer_spec(*, qk_norm: bool, use_transformer_engine: bool | None = None) -> 
         layer.input_layernorm = layer.pre_mlp_layernorm = RootMeanSquareNorm
         if qk_norm:
             attention.q_layernorm = attention.k_layernorm = RootMeanSquareNorm
-    spec.submodules.mlp.submodules.activation_func = GatedUnit  # taken where our configuration says so: on a CPU
+    submodules_of(spec.submodules.mlp).activation_func = GatedUnit  # taken where our configuration says so: on a CPU
     return spec
 
 
