@@ -55,10 +55,10 @@ def _layer_spec(qk_norm: bool, use_transformer_engine: bool | None, lora: LoraSe
         spec = get_gpt_layer_local_spec(qk_layernorm=qk_norm, normalization="RMSNorm")
         layer, attention = spec.submodules, spec.submodules.self_attention.submodules
         attention.core_attention = HeadRankCoreAttention
-        layer.mlp.submodules.activation_func = GatedUnit  # taken where our configuration says so
         layer.input_layernorm = layer.pre_mlp_layernorm = RootMeanSquareNorm
         if qk_norm:
             attention.q_layernorm = attention.k_layernorm = RootMeanSquareNorm
+    spec.submodules.mlp.submodules.activation_func = GatedUnit  # taken where our configuration says so: on a CPU
     if lora is not None:
         _adapt(spec.submodules, lora, use_transformer_engine, attention_linear)
     return spec
