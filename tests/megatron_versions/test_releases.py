@@ -63,9 +63,7 @@ def live(version: str, toy, place: Path, others: list[Path]) -> dict:
     home = releases.release(version, FOLDER)
     needed = releases.required_python(home)
     if "{}.{}".format(*sys.version_info) not in SpecifierSet(needed):
-        print(
-            f"megatron-core {version} says Python {needed}; its Python code runs here with {sys.version.split()[0]}, uncompiled helpers aside"
-        )
+        print(f"megatron-core {version} wants Python {needed}; its Python code runs with {sys.version.split()[0]}")
     path = [str(ROOT), str(home)]
     if Version(version) >= Version("0.18"):
         path.append(str(releases.triton(FOLDER)))
