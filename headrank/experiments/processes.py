@@ -124,3 +124,18 @@ def only_runner(path: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)  # a phase that still runs keeps the lock
+
+
+def holder_of_lock(path: Path) -> str | None:
+    """The process that works on a study now; None where nobody does."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.read(descriptor, 100).decode("ascii", "replace").strip()
+    finally:
+        os.close(descriptor)
+    return None

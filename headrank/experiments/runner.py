@@ -10,7 +10,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -64,11 +64,12 @@ class Runner:
         self._failures: list[int] = []
         self._begun: dict[str, list[Artifact]] = {}  # phase -> what it makes (again)
 
-    def run(self, chosen: Sequence[Phase]) -> int:
-        """Do the chosen phases; 0 all done, 3 stopped and saved, 2 a phase has bad input, 1 a phase failed."""
+    def run(self, chosen: Sequence[Phase], first: Callable[[], None] = lambda: None) -> int:
+        """Do the chosen phases, and ``first`` before them; 0 all done, 3 stopped and saved, 2 a phase has bad input, 1 a phase failed."""
         require_inputs(chosen, self.phases)
         self.states = {phase.name: WAITING for phase in chosen}
         with only_runner(self.lock) as lock, self._told_of_signals():
+            first()
             self.display.begin(chosen, self.states)
             try:
                 self._loop(list(chosen), lock)
