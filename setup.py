@@ -22,6 +22,8 @@ CORE = [
     "filelock",
     "tqdm",
     "rich",
+    "pydantic>=2.7",  # study files: typed settings with a line for every mistake
+    "pyyaml",
     "bm25s>=0.2",
     "PyStemmer",
     "ir-measures>=0.4",

@@ -55,6 +55,11 @@ class Phase:
     prints: bool = False  # its output is for people, and shown when it ends
     remedy: str = ""  # where a file of ``external`` comes from
 
+    @property
+    def num_processes(self) -> int:
+        """Of its command."""
+        return self.action.processes if isinstance(self.action, Command) else 1
+
     def why_stale(self) -> str | None:
         """The first reason to do it (again); None where everything it makes is valid."""
         reasons = [reason for artifact in self.artifacts if (reason := artifact.why_stale()) is not None]

@@ -89,7 +89,8 @@ def plan_cells_of_study(plan: Plan) -> list[PlannedCell]:
     for name, benchmark in study.benchmarks.items():
         prepared = _plan_benchmark(plan, name, benchmark)
         for row in study.measure.rows:
-            if row.benchmarks is None or name in row.benchmarks:
+            wanted = row.benchmarks is None or name in row.benchmarks
+            if wanted and (benchmark.methods is None or row.method in benchmark.methods):
                 planned += _cells_of_row(plan, row, prepared)
     _refuse_shared_folders(planned)
     read = [each for each in planned if each.row.fuse is None]
@@ -166,7 +167,6 @@ def _plan_benchmark(plan: Plan, name: str, benchmark: Benchmark) -> PlannedBench
     settings = CellSettings(
         query_rows=plan.loaded.study.measure.query_rows,
         max_words=benchmark.max_words,
-        dtype=plan.loaded.study.measure.dtype,
         device=plan.loaded.study.measure.device,
         batch_size=plan.loaded.study.measure.batch_size,
         shuffle_seed=plan.loaded.study.measure.shuffle_seed,
@@ -207,7 +207,8 @@ def _cells_of_row(plan: Plan, row: Row, benchmark: PlannedBenchmark) -> Iterator
                 yield PlannedCell(cell, row, benchmark.settings, Source(""), benchmark)
         return
     api_base = measure.api_base if method.kind == "generative" else None
-    settings = replace(benchmark.settings, document_layout=row.layout, api_base=api_base)
+    dtype = row.dtype or measure.dtype
+    settings = replace(benchmark.settings, document_layout=row.layout, api_base=api_base, dtype=dtype)
     if method.kind == "generative":  # it writes; no rows are read
         settings = replace(settings, query_rows=None)
     for variant, seed, source in _sources(plan, row):

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Protocol
 
 from headrank.artifacts import Artifact
+from headrank.experiments import machine
 from headrank.experiments.phases import STAMPS, Phase, check_plan, require_inputs
 from headrank.experiments.processes import RunningPhase, only_runner, start
 
@@ -103,7 +104,7 @@ class Runner:
             needs = [self.states[name] for name in phase.needs if name in self.states]
             if any(state in (FAILED, BLOCKED, STOPPED) for state in needs):
                 self.states[phase.name] = BLOCKED
-            elif any(state not in SETTLED for state in needs) or len(self._running) >= self.jobs or self._stops:
+            elif any(state not in SETTLED for state in needs) or not self._has_room(phase) or self._stops:
                 left.append(phase)
             elif (reason := phase.why_stale()) is None:
                 self.states[phase.name] = VALID
@@ -113,9 +114,16 @@ class Runner:
                 for artifact in self._begun[phase.name]:
                     artifact.begin()
                 self.states[phase.name] = RUNNING
-                self._running.append(start(phase, self.output, self.jobs, lock))
+                slot = min(set(range(self.jobs)) - {running.slot for running in self._running})
+                self._running.append(start(phase, self.output, self.jobs, lock, slot))
                 self.display.started(self._running[-1], reason)
         return left
+
+    def _has_room(self, phase: Phase) -> bool:
+        """``jobs`` phases at a time; where there are GPUs, one of several processes takes them all and is alone."""
+        if machine.gpus() and self._running and any(each.num_processes > 1 for each in (phase, *(one.phase for one in self._running))):
+            return False
+        return len(self._running) < self.jobs
 
     def _settle(self, running: RunningPhase) -> None:
         """A process ended: its artefacts are complete, or kept to be continued."""

@@ -217,6 +217,7 @@ class Benchmark(Settings):
     depths: list[PositiveInt] | None = None  # candidates reranked; default: the benchmark's own, else 40
     max_words: PositiveInt | None = None
     measures: list[str] | None = None  # the leading one first; default: the benchmark's own, else nDCG@10
+    methods: list[str] | None = None  # only rows of these methods; default: all
 
     @field_validator("depths", "measures")
     @classmethod
@@ -244,6 +245,7 @@ class Row(Settings):
     runs: list[str] | None = None  # default: all
     benchmarks: list[str] | None = None  # default: all
     depths: list[PositiveInt] | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None  # default: that of measure
     fuse: Annotated[float, Field(ge=0, le=1)] | None = None  # weight beside the first stage's scores, as `headrank fuse --weight`
 
     @model_validator(mode="after")
