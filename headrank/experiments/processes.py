@@ -59,7 +59,9 @@ class RunningPhase:
 
 
 def start(phase: Phase, output: Path, jobs: int, lock: int, slot: int = 0) -> RunningPhase:
-    """Start a phase; the one in slot N sees the N-th GPU alone, if it is one process. It inherits the lock: as long as it lives, even without its runner, nobody else begins the study again.
+    """Start a phase; the one in slot N sees the N-th GPU alone, if it is one process.
+
+    It inherits the lock: as long as it lives, even without its runner, nobody else begins the study again.
 
     SIGUSR1 is ignored from the start, which a process inherits, so that it kills neither torchrun nor a training that is loading;
     the training takes it over once it can save.
