@@ -40,7 +40,7 @@ DATASETS = ["ir_datasets>=0.5"]  # headrank benchmark prepare NAME --from ir_dat
 TEACHER = ["sentence-transformers>=5.0", "onnxruntime"]  # headrank label: cross-encoders as teachers
 SERVE = ["fastapi", "uvicorn"]  # headrank serve
 SERVER = [*SERVE, "openai"]  # what 'transformers serve' needs: the tests talk to a real OpenAI-compatible server
-DEV = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", *SERVER, *TEACHER]
+DEV = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "peft", *SERVER, *TEACHER]
 
 setup(
     name="headrank",

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from headrank.errors import InputError
 from headrank.serving.app import build_app
+from headrank.serving.engine import RerankerEngine
 from headrank.serving.problems import place_of
 from headrank.serving.settings import ServeSettings
 from headrank.serving.state import ServerState
@@ -80,6 +81,13 @@ class WithoutTexts(logging.Filter):
         return True
 
 
+def load_and_quiet(settings: ServeSettings) -> RerankerEngine:
+    """The engine; from then on nothing of the method's own warnings, which quote queries, reaches the log."""
+    engine = RerankerEngine.load(settings)
+    logging.getLogger("headrank.reranking").setLevel(logging.ERROR)
+    return engine
+
+
 def quiet_uvicorn() -> None:
     """Its warnings and errors only, and those without texts."""
     logger = logging.getLogger("uvicorn.error")
@@ -90,7 +98,7 @@ def quiet_uvicorn() -> None:
 
 def serve(settings: ServeSettings) -> None:
     """Run until told to stop; a model that cannot be loaded is the caller's error."""
-    app: FastAPI = build_app(settings)
+    app: FastAPI = build_app(settings, load_and_quiet)
     state: ServerState = app.state.server
     with bind(settings) as listener:
         host, port = listener.getsockname()[:2]
