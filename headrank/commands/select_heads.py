@@ -18,6 +18,7 @@ from headrank.commands import options
 from headrank.errors import InputError
 from headrank.files import require_writable
 from headrank.formats import Collection, iterate_corpus
+from headrank.methods import POLICIES
 from headrank.reranking.model_sources import resolve_model
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from headrank.selection.selection import HeadPolicy, RankedHeads, SelectionContext
 
 _log = logging.getLogger(__name__)
-POLICIES = ("entropy", "core", "qr", "qr-ndcg", "niah")
 MOST_PASSAGES = 500  # of a corpus, as hay for NIAH
 MIDDLE_GRADE = 2  # what TREC DL calls relevant; collections whose grades stop at 1 have gold from 1
 
