@@ -40,15 +40,10 @@ GPU = ["transformer-engine[pytorch]>=2.9,<2.12"]
 LUCENE = ["pyserini>=1.0"]  # needs Java 21
 DATASETS = ["ir_datasets>=0.5"]  # headrank benchmark prepare NAME --from ir_datasets
 TEACHER = ["sentence-transformers>=5.0", "onnxruntime"]  # headrank label: cross-encoders as teachers
-<<<<<<< HEAD
-SERVER = ["fastapi", "uvicorn", "openai"]  # what 'transformers serve' needs: the tests talk to a real OpenAI-compatible server
-INTEGRATIONS = ["langchain-core", "llama-index-core", "haystack-ai", "rerankers"]  # what headrank/integrations adapts to, for its tests
-DEV = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", *SERVER, *TEACHER, *INTEGRATIONS]
-=======
 SERVE = ["fastapi", "uvicorn"]  # headrank serve
 SERVER = [*SERVE, "openai"]  # what 'transformers serve' needs: the tests talk to a real OpenAI-compatible server
-DEV = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "peft", *SERVER, *TEACHER]
->>>>>>> main
+INTEGRATIONS = ["langchain-core", "llama-index-core", "haystack-ai", "rerankers"]  # what headrank/integrations adapts to, for its tests
+DEV = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "peft", *SERVER, *TEACHER, *INTEGRATIONS]
 
 setup(
     name="headrank",
@@ -71,11 +66,8 @@ setup(
         "lucene": LUCENE,
         "datasets": DATASETS,
         "teacher": TEACHER,
-<<<<<<< HEAD
         "integrations": INTEGRATIONS + TEACHER,
-=======
         "serve": SERVE,
->>>>>>> main
         "dev": TRAIN + DEV,
     },
     entry_points={"console_scripts": ["headrank = headrank.commands:main"]},

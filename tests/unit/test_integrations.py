@@ -50,8 +50,7 @@ def plain(reranker: HeadRankReranker) -> np.ndarray:
 @pytest.fixture(scope="module")
 def titled(reranker: HeadRankReranker) -> np.ndarray:
     """The scores with the title of the first text: another number, or no test below could see a lost title."""
-    scores = reranker.score(QUERY, [{"title": title, "text": text} for title, text in zip(TITLES, TEXTS, strict=True)])
-    return scores
+    return reranker.score(QUERY, [{"title": title, "text": text} for title, text in zip(TITLES, TEXTS, strict=True)])
 
 
 def best_first(scores: np.ndarray) -> list[int]:
@@ -162,13 +161,10 @@ class TestSentenceTransformers:
         from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
 
         best, worst = best_first(plain)[0], best_first(plain)[-1]
-        measured = [
-            CrossEncoderRerankingEvaluator([{"query": QUERY, "positive": [TEXTS[good]], "documents": TEXTS}], always_rerank_positives=False)(
-                encoder, str(tmp_path)
-            )["mrr@10"]
-            for good in (best, worst)
-        ]
-        assert measured == [1.0, 0.25]
+        for good, expected in ((best, 1.0), (worst, 0.25)):
+            sample = {"query": QUERY, "positive": [TEXTS[good]], "documents": TEXTS}
+            evaluator = CrossEncoderRerankingEvaluator([sample], always_rerank_positives=False)
+            assert evaluator(encoder, str(tmp_path))["mrr@10"] == expected
 
 
 class TestLangChain:
@@ -251,9 +247,8 @@ class TestHaystack:
     @pytest.fixture
     def documents(self) -> list:
         haystack = pytest.importorskip("haystack", reason=REASON)
-        return [
-            haystack.Document(id=f"h{place}", content=text, meta={"title": TITLES[place], "place": place}) for place, text in enumerate(TEXTS)
-        ]
+        meta = [{"title": title, "place": place} for place, title in enumerate(TITLES)]
+        return [haystack.Document(id=f"h{place}", content=text, meta=meta[place]) for place, text in enumerate(TEXTS)]
 
     def test_a_pipeline_survives_yaml_and_ranks_the_same(self, documents, model, titled) -> None:
         from haystack import Pipeline
