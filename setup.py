@@ -33,9 +33,11 @@ CORE = [
     "accelerate",
 ]
 # Megatron-Core writes checkpoints with psutil and does not declare it: without it the writers die and the save hangs.
-TRAIN = ["megatron-core>=0.16", "psutil", "tensorboard"]
-# Transformer Engine as megatron-core 0.16.1 asks for it; plain "transformer-engine" breaks "import megatron.core". It is built
-# against the torch that is there, so pip needs --no-build-isolation (docs/reproduction.md).
+# From 0.18 on, which want Python 3.12, it imports triton at once: a torch for GPUs brings it, one for CPUs does not. The range is
+# megatron_patches.versions.TESTED's.
+TRAIN = ["megatron-core>=0.16.1,<0.20", "triton; python_version >= '3.12' and sys_platform == 'linux'", "psutil", "tensorboard"]
+# Transformer Engine as megatron-core 0.16.1 asks for it (later releases name no version); plain "transformer-engine" breaks "import
+# megatron.core". It is built against the torch that is there, so pip needs --no-build-isolation (docs/reproduction.md).
 GPU = ["transformer-engine[pytorch]>=2.9,<2.12"]
 LUCENE = ["pyserini>=1.0"]  # needs Java 21
 DATASETS = ["ir_datasets>=0.5"]  # headrank benchmark prepare NAME --from ir_datasets
