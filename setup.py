@@ -44,7 +44,8 @@ DATASETS = ["ir_datasets>=0.5"]  # headrank benchmark prepare NAME --from ir_dat
 TEACHER = ["sentence-transformers>=5.0", "onnxruntime"]  # headrank label: cross-encoders as teachers
 SERVE = ["fastapi", "uvicorn"]  # headrank serve
 SERVER = [*SERVE, "openai"]  # what 'transformers serve' needs: the tests talk to a real OpenAI-compatible server
-DEV = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "peft", *SERVER, *TEACHER]
+INTEGRATIONS = ["langchain-core", "llama-index-core", "haystack-ai", "rerankers"]  # what headrank/integrations adapts to, for its tests
+DEV = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "peft", *SERVER, *TEACHER, *INTEGRATIONS]
 
 setup(
     name="headrank",
@@ -67,6 +68,7 @@ setup(
         "lucene": LUCENE,
         "datasets": DATASETS,
         "teacher": TEACHER,
+        "integrations": INTEGRATIONS + TEACHER,
         "serve": SERVE,
         "dev": TRAIN + DEV,
     },
