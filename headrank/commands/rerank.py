@@ -28,7 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--method", default="headrank", help="headrank (default), icr, core, qr, niah, rankgpt; bm25 or colbertv2: the run as it is"
     )
-    group.add_argument("--heads", metavar="FILE", help="heads.json, or 'all' (default: the model's headrank.json; icr needs none)")
+    group.add_argument(
+        "--heads",
+        metavar="FILE",
+        help="heads.json, or 'all'; for the embedded model 'full' or 'fast' (default: the model's own; icr needs none)",
+    )
     group.add_argument("--depth", type=options.positive_int, default=40, metavar="N", help="candidates reranked per query (default 40)")
     group.add_argument(
         "--batch-size",

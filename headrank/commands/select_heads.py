@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 READOUT = "readout"
+MOST_PRINTED = 20  # heads; the file has them all
 MOST_PASSAGES = 500  # of a corpus, as hay for NIAH
 MIDDLE_GRADE = 2  # what TREC DL calls relevant; collections whose grades stop at 1 have gold from 1
 
@@ -311,7 +312,7 @@ def _write(heads: HeadSet, path: Path, with_picture: bool) -> None:
     depth = f"l_max {heads.l_max}: {heads.l_max + 1} of {heads.num_layers} layers are computed"
     print(f"{heads.method}: {len(heads.heads)} of {len(heads.table)} heads, {depth}")
     print(f"{'rank':>4}  {'head':<8}" + "".join(f"{name:>12}" for name in columns))
-    for row in heads.table[: len(heads.heads)]:
+    for row in heads.table[: min(len(heads.heads), MOST_PRINTED)]:
         print(f"{row['rank']:>4}  {row['name']:<8}" + "".join(f"{row[name]:>12.5g}" for name in columns))
     print(f"wrote {', '.join(map(str, [path, *pictures]))}")
 

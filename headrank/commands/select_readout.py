@@ -13,10 +13,9 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrank.artifacts import content_digest
 from headrank.commands import options
 from headrank.errors import InputError
-from headrank.files import read_json
+from headrank.files import file_sha256, read_json
 from headrank.formats import Collection
 from headrank.reranking.model_sources import resolve_model
 
@@ -213,7 +212,7 @@ def _head_set(
         "layers": fitted.size.num_layers,
         "groups": len(fitted.groups),
         "teacher": [_teacher(path) for path in args.labels or []],
-        "folds": content_digest(args.folds) if args.folds else f"{args.num_folds} by query id",
+        "folds": file_sha256(args.folds) if args.folds else f"{args.num_folds} by query id",
         "cross_validation": [{**row.to_dict(), "is_chosen": row is chosen} for row in rows],
     }
     table = tuple(
@@ -249,7 +248,7 @@ def _head_set(
 
 def _teacher(path: str) -> dict[str, Any]:
     """The labels' file by digest, and what its provenance beside it says of the teacher."""
-    facts: dict[str, Any] = {"file": Path(path).name, "sha256": content_digest(path)}
+    facts: dict[str, Any] = {"file": Path(path).name, "sha256": file_sha256(path)}
     beside = Path(f"{path}.json")
     if beside.is_file():
         values = read_json(beside)

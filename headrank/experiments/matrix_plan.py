@@ -16,6 +16,7 @@ from headrank.errors import InputError
 from headrank.evaluation.measures import Missing
 from headrank.formats import Collection
 from headrank.methods import find_method
+from headrank.reranking.model_sources import is_embedded
 
 ORDERS = ("retriever", "reversed", "shuffled")
 
@@ -137,12 +138,17 @@ def find_heads(model: MatrixModel, method: str, heads: Mapping[str, str]) -> str
         if not Path(given).is_file():
             raise InputError(f"--heads {method}={given}: no such file")
         return given
-    if not known.needs_heads or (known.name == "headrank" and (Path(model.path) / "headrank.json").is_file()):
+    if not known.needs_heads or (known.name == "headrank" and _brings_heads(model.path)):
         return None
     raise InputError(
         f"method {method!r} on {model.name} needs heads: run 'headrank select-heads --method {known.selection}' on that model and give "
         f"--heads {model.name}/{method}=heads.json"
     )
+
+
+def _brings_heads(model: str) -> bool:
+    """An exported model has its heads beside it, the embedded one in the package."""
+    return is_embedded(model) or (Path(model) / "headrank.json").is_file()
 
 
 def parse_model(text: str) -> MatrixModel:

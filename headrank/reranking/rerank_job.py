@@ -21,7 +21,7 @@ from headrank.artifacts import content_digest, file_state, fingerprint
 from headrank.errors import InputError
 from headrank.formats import Collection, read_lines
 from headrank.method.prompt import PromptTemplate
-from headrank.reranking.model_sources import resolve_model
+from headrank.reranking.model_sources import is_embedded, resolve_model
 from headrank.reranking.partial_results import PartialResults
 from headrank.reranking.rerank_outputs import Target, check_targets, require_places, write_targets
 from headrank.reranking.rerank_requests import Request, requests_from_collection, requests_from_file
@@ -216,13 +216,23 @@ def _build_ranker(job: RerankJob, target: Target) -> Any:
 def job_key(job: RerankJob, requests: Sequence[Request]) -> str:
     """Sixteen digits of everything that decides the scores, so that a changed job never continues another's work."""
     settings = {item.name: getattr(job, item.name) for item in dataclasses.fields(job) if item.name not in _NO_INFLUENCE}
-    heads = [content_digest(target.heads) if target.heads and Path(target.heads).is_file() else target.heads for target in job.targets]
+    heads = [_heads_state(job, target) for target in job.targets]
     lists = [
         [request.query_id, request.query, [c.doc_id for c in request.candidates], [[d.title, d.text] for d in request.documents]]
         for request in requests
     ]
     methods = [target.method for target in job.targets]
     return fingerprint([settings, methods, heads, file_state(job.model) if Path(job.model).is_dir() else job.model, lists])
+
+
+def _heads_state(job: RerankJob, target: Target) -> str | None:
+    """The content of the heads' file, also of a readout that the package brings, which another version may have fitted anew."""
+    from headrank.reranking import shipped_readouts
+
+    given = target.heads
+    if given in shipped_readouts.NAMES or (given is None and target.method == "headrank" and is_embedded(job.model)):
+        given = str(shipped_readouts.shipped_path(given or shipped_readouts.DEFAULT))
+    return content_digest(given) if given and Path(given).is_file() else given
 
 
 def _world() -> tuple[int, int]:

@@ -21,9 +21,10 @@ from headrank.errors import InputError
 from headrank.method.heads import HeadSet, head_name
 from headrank.method.prompt import PromptTemplate
 from headrank.model_config import model_size
+from headrank.reranking import shipped_readouts
 from headrank.reranking.exported_model import read_headrank_json
 from headrank.reranking.key_source import DEFAULT_BYTES, KeySource
-from headrank.reranking.model_sources import resolve_model
+from headrank.reranking.model_sources import is_embedded, resolve_model
 from headrank.reranking.reader import AttentionReader
 from headrank.reranking.rerank_requests import ListScores
 
@@ -58,9 +59,9 @@ class HeadRankReranker(ABC):
     ) -> HeadRankReranker:
         """Load a model ('embedded', a directory, a hub name) with its heads.
 
-        ``heads`` is a HeadSet, a heads.json, "all" (every head, as ICR), or None for those in the model's headrank.json.
-        The prompt is the heads' own unless one is given. Layers above the deepest head are not loaded. Other options are those
-        of ``from_reader``.
+        ``heads`` is a HeadSet, a heads.json, "all" (every head, as ICR), or None for those in the model's headrank.json; the embedded
+        model brings "full" (its default) and "fast". The prompt is the heads' own unless one is given. Layers above the deepest head
+        are not loaded. Other options are those of ``from_reader``.
         """
         model = resolve_model(model)
         chosen = choose_heads(model, heads, prompt)
@@ -149,14 +150,20 @@ class HeadRankReranker(ABC):
 
 
 def choose_heads(model: str | Path, heads: HeadSet | str | Path | None, prompt: PromptTemplate | None = None) -> HeadSet:
-    """Resolve what the caller gave as ``heads``: a HeadSet, a heads.json, "all", or None for the model's headrank.json."""
+    """Resolve what the caller gave as ``heads``: a HeadSet, a heads.json, "all", the name of a shipped readout, or None for the
+    model's own: those in its headrank.json, or the default readout of the embedded model.
+    """
     if isinstance(heads, HeadSet):
         return heads
     if heads == "all":
         return HeadSet.all_heads(*model_size(model), model=str(model), prompt=prompt)
+    if heads in shipped_readouts.NAMES:
+        return shipped_readouts.shipped_readout(str(heads), model)
     if heads is not None:
         return HeadSet.load(heads)
     exported = read_headrank_json(model)
+    if exported is None and is_embedded(model):
+        return shipped_readouts.shipped_readout(shipped_readouts.DEFAULT, model)
     if exported is None:
         raise InputError(
             f"{model}: no headrank.json beside this model; give --heads FILE, made by 'headrank select-heads' (in Python heads=)"

@@ -30,7 +30,7 @@ class FitSettings:
     """What is fitted to, and what cross-validation chooses among."""
 
     labels: str = "teacher"  # judged, teacher or both
-    l2: tuple[float, ...] = (1e-3, 1e-2, 3e-2, 1e-1)
+    l2: tuple[float, ...] = (1e-3, 1e-2, 3e-2, 1e-1, 3e-1)
     floors: tuple[float, ...] = (0.1,)
     with_length: bool = False  # the log of the length as one feature more: a test, no readout can hold it
 

@@ -234,6 +234,10 @@ def test_rerank_benchmark_and_view_take_late_heads(directory: Path, collection: 
     assert main(["view", *common, "--query", "q1", "--output", str(tmp_path / "view.html")]) == 0
     data = json.loads((tmp_path / "view.html").read_text().partition('id="data">')[2].partition("</script>")[0])
     assert [sum(row["scores"]) for row in data["rows"]] == pytest.approx(sorted(expected, reverse=True), rel=1e-2)
+    for row in data["rows"]:  # what query words found adds up to the score too
+        assert np.sum(row["answers"]) == pytest.approx(sum(row["scores"]), abs=0.05)
+        assert len(row["answers"]) == len(QUERIES[1].split())
+    assert '<select id="query-word">' in (tmp_path / "view.html").read_text()
     matrix = ["benchmark", "run", "--models", f"tiny={directory}", "--methods", "headrank", "--benchmarks", f"toy={collection}"]
     assert main([*matrix, "--heads", f"headrank={collection / 'heads.json'}", "--output", str(tmp_path / "cells"), "--device", "cpu"]) == 0
     cell = next((tmp_path / "cells").rglob("run.txt"))

@@ -12,6 +12,7 @@
     passage: row.querySelector(".passage"),
     values: data.rows[index].values,
     scores: data.rows[index].scores,
+    answers: data.rows[index].answers,
     shown: [],
     highest: 0,
     word: -1,
@@ -27,16 +28,27 @@
     return kind === "part" ? [Number(number)] : all;
   };
 
-  const partName = () => byId("part").selectedOptions[0].textContent;
+  // one word of the query, over all heads; "" is the whole query, by the chosen heads
+  const queryWord = () => (byId("query-word") ? byId("query-word").value : "");
+
+  const partName = () => {
+    if (queryWord() !== "") return `answers to ${byId("query-word").selectedOptions[0].textContent}, all heads`;
+    return byId("part").selectedOptions[0].textContent;
+  };
 
   const sumOver = (parts, pick) => parts.reduce((total, part) => total + pick(part), 0);
 
   function shade() {
     const parts = chosenParts();
+    const asked = queryWord();
     for (const entry of rows) {
-      entry.shown = entry.words.map((_, word) => sumOver(parts, (part) => entry.values[part][word]));
+      entry.shown = asked === ""
+        ? entry.words.map((_, word) => sumOver(parts, (part) => entry.values[part][word]))
+        : [...entry.answers[Number(asked)]];
       entry.highest = Math.max(0, ...entry.shown);
-      entry.score = sumOver(parts, (part) => entry.scores[part]);
+      entry.score = asked === ""
+        ? sumOver(parts, (part) => entry.scores[part])
+        : entry.shown.reduce((total, value) => total + value, 0);
     }
     const overall = Math.max(...rows.map((entry) => entry.highest));
     for (const entry of rows) {
@@ -118,11 +130,16 @@
     byId("theme").setAttribute("aria-pressed", String(dark));
   }
 
-  byId("part").addEventListener("change", () => {
+  const reshade = () => {
     shade();
     sort();
     readout.textContent = `Shaded by ${partName()}`;
+  };
+  byId("part").addEventListener("change", () => {
+    if (byId("query-word")) byId("query-word").value = "";
+    reshade();
   });
+  if (byId("query-word")) byId("query-word").addEventListener("change", reshade);
   byId("scale").addEventListener("change", shade);
   byId("sort").addEventListener("change", sort);
   byId("short").addEventListener("change", (event) => body.classList.toggle("short", event.target.checked));

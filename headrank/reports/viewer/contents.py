@@ -1,6 +1,6 @@
 """What a view shows: the query, its passages in their new order, word values by head, ranks by every method, relevance.
 
-Shapes: K heads (or layers), W words.
+Shapes: K heads (or layers), W words of a passage, Q words of the query.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from headrank.formats import Document
 from headrank.method.heads import Head, head_name
-from headrank.reports.viewer.words import values_of_words
+from headrank.reports.viewer.words import split_words, values_of_words
 
 if TYPE_CHECKING:
     from headrank.reranking.explain import Explanation
@@ -44,6 +44,7 @@ class Passage:
     rank: int
     ranks: Mapping[str, int | None]  # method -> rank, None where its run lacks the document
     grade: int | None
+    answers_QW: np.ndarray | None = None  # what each query word found in each word, over all heads; late readouts only
 
     @property
     def score(self) -> float:
@@ -67,6 +68,7 @@ class View:
     passages: tuple[Passage, ...]  # best first
     methods: tuple[str, ...]  # the other rankings, in column order
     relevant_from: int = 1
+    query_words: tuple[str, ...] = ()  # in the order of the passages' answers_QW; empty where it is not known which word found what
     note: str = ""
 
 
@@ -112,9 +114,21 @@ def build_view(
                 rank=rank,
                 ranks={name: listed.get(document.doc_id) for name, listed in ranks.items()},
                 grade=None if grades is None else grades.get(document.doc_id),
+                answers_QW=_answers(scores, index),
             )
         )
-    return View(query_id, query, model, method, parts, tuple(passages), tuple(ranks), note=note)
+    spans = split_words(scores.query) if scores.query_offsets is not None else []
+    asked = tuple(scores.query[begin:end] for begin, end in spans)
+    return View(query_id, query, model, method, parts, tuple(passages), tuple(ranks), note=note, query_words=asked)
+
+
+def _answers(scores: Explanation, index: int) -> np.ndarray | None:
+    """What each word of the query found in each word of a passage, summed over heads: adds up to the passage's score."""
+    tokens = scores.tokens[index]
+    if tokens.matches is None or scores.query_offsets is None:
+        return None
+    _, by_token_RW = values_of_words(tokens.text, tokens.offsets, tokens.matches.sum(0))
+    return values_of_words(scores.query, scores.query_offsets, by_token_RW.T)[1].T
 
 
 def _parts(heads: Sequence[Head]) -> tuple[tuple[Part, ...], list[int]]:

@@ -44,12 +44,14 @@ def _asset(name: str) -> str:
 
 def _header(view: View) -> str:
     note = f"<p>{html.escape(view.note)}</p>" if view.note else ""
+    is_late = bool(view.query_words)
+    shading = "what they add to the score, over all query words or for one of them" if is_late else "calibrated attention"
+    dropped = "" if is_late else "<span><u>dotted</u>: dropped by the calibration</span>"
     return (
         f"<header><p class=eyebrow>Query {html.escape(view.query_id)}</p><h1>{html.escape(view.query)}</h1>"
         f"<p>{len(view.passages)} passages ranked by <strong>{html.escape(view.method)}</strong> on {html.escape(view.model)}. "
-        f"Words are shaded by calibrated attention; hover over a word, or move to it with the keyboard, for its number.</p>{note}"
-        '<p class="legend"><span>0 <b></b> the passage\'s maximum</span><span><u>dotted</u>: dropped by the calibration</span>'
-        "<span>green: relevant</span></p></header>"
+        f"Words are shaded by {shading}; hover over a word, or move to it with the keyboard, for its number.</p>{note}"
+        f'<p class="legend"><span>0 <b></b> the passage\'s maximum</span>{dropped}<span>green: relevant</span></p></header>'
     )
 
 
@@ -79,13 +81,21 @@ def _controls(view: View) -> str:
     sort_options = "".join(f'<option value="{key}">{html.escape(name)}</option>' for key, name in [*sorts, ("grade", "relevance")])
     return (
         '<form id="controls" hidden aria-label="How to show the passages">'
-        f'<label>Shade by <select id="part">{options}</select></label>'
+        f'<label>Shade by <select id="part">{options}</select></label>{_query_words(view)}'
         '<label>Scale <select id="scale"><option value="passage">within each passage</option>'
         '<option value="list">over the whole list</option></select></label>'
         f'<label>Sort by <select id="sort">{sort_options}</select></label>'
         '<label class="check"><input type="checkbox" id="short"> shorten passages</label>'
         '<button type="button" id="theme" aria-pressed="false">Dark</button></form>'
     )
+
+
+def _query_words(view: View) -> str:
+    """Which word of the query the passages are shaded for, where that is known."""
+    if not view.query_words:
+        return ""
+    options = "".join(f'<option value="{index}">{html.escape(word)}</option>' for index, word in enumerate(view.query_words))
+    return f'<label>Answers to <select id="query-word"><option value="">the whole query</option>{options}</select></label>'
 
 
 def _heads(view: View) -> str:
@@ -124,7 +134,7 @@ def _row(view: View, passage: Passage) -> str:
         f'<td class="text"><p class="docid">{html.escape(passage.doc_id)}</p>'
         f'<p class="passage" tabindex="0" role="group" aria-label="Passage {passage.rank}, {words}. Arrow keys move over its words.">'
         f"{_words(passage)}</p>"
-        f'<p class="strongest">Strongest: <span>{strongest}</span></p></td>'
+        f'<p class="strongest">Strongest: <span>{strongest}</span></p>{_matches(view, passage)}</td>'
         f'<td class="view" data-label="Shaded">{passage.rank}</td>{ranks}'
         f'<td data-label="Rel."><span role="img" aria-label="{words}">{mark}</span></td></tr>'
     )
@@ -146,6 +156,18 @@ def _words(passage: Passage) -> str:
     return "".join(pieces)
 
 
+def _matches(view: View, passage: Passage) -> str:
+    """For each query word the passage word that answered it best, if any did."""
+    if passage.answers_QW is None or not passage.words:
+        return ""
+    found = []
+    for word, values_W in zip(view.query_words, passage.answers_QW, strict=True):
+        best = int(values_W.argmax())
+        if values_W[best] > 0:
+            found.append(f"{word} → {passage.text[slice(*passage.words[best])]} {values_W[best]:+.2f}")
+    return f'<p class="matches">{html.escape("; ".join(found) or "no word of the query was answered")}</p>'
+
+
 def _strongest(passage: Passage, count: int = 5) -> str:
     shades = passage.shades()
     best = [index for index in np.argsort(-shades, kind="stable")[:count] if shades[index] >= SHADE_FROM]
@@ -157,7 +179,11 @@ def _data(view: View) -> dict:
     return {
         "parts": [{"layer": part.layer, "name": part.name} for part in view.parts],
         "shadeFrom": SHADE_FROM,
-        "rows": [{"values": _rounded(passage.values_KW), "scores": _rounded(passage.scores_K, 6)} for passage in view.passages],
+        "rows": [
+            {"values": _rounded(passage.values_KW), "scores": _rounded(passage.scores_K, 6)}
+            | ({} if passage.answers_QW is None else {"answers": _rounded(passage.answers_QW)})
+            for passage in view.passages
+        ],
     }
 
 
