@@ -29,6 +29,7 @@ from megatron_patches.checkpoints.conversion import CheckpointTensors, HfTensors
 from megatron_patches.checkpoints.damage import require_undamaged
 from megatron_patches.checkpoints.files import checkpoint_directory
 from megatron_patches.checkpoints.safetensors_files import SafetensorsReader
+from megatron_patches.readout_weights import PARAMETER, with_trained_weights
 from megatron_patches.shape import ModelShape
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,9 @@ def export_hf(request: ExportRequest, *, report: Any = iter) -> HeadSet | None:
     shape = ModelShape.from_hf(request.base)
     _check_same_model(directory, about, shape, request.base)
     heads = request.heads or _stored_heads(about)
+    tensors_there = CheckpointTensors(directory)
+    if heads is not None and request.heads is None and PARAMETER in tensors_there:
+        heads = with_trained_weights(heads, tensors_there.read(PARAMETER))
     if heads is not None:
         heads.check_fits(shape.layers, shape.heads, str(request.base))
         check_prompt(heads, _stored_heads(about), str(directory))
@@ -66,7 +70,7 @@ def export_hf(request: ExportRequest, *, report: Any = iter) -> HeadSet | None:
         raise InputError(f"--truncate: {directory} has no heads stored with it, so the depth is not known; give --heads heads.json")
     num_layers = heads.l_max + 1 if heads is not None and request.is_truncated else None
     with SafetensorsReader(request.base) as base, _finished_directory(request) as partial:
-        tensors = HfTensors(CheckpointTensors(directory), base, shape, num_layers)
+        tensors = HfTensors(tensors_there, base, shape, num_layers)
         rank, size = dist.get_rank(), dist.get_world_size()
         num_bytes = write_weights(
             partial, tensors, max_shard_size=request.max_shard_size, dtype=request.dtype, rank=rank, size=size, report=report

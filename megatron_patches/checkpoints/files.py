@@ -31,6 +31,7 @@ from megatron_patches.checkpoints.damage import require_undamaged
 from megatron_patches.checkpoints.optimizer_state import ensure_adam_state, load_optimizer_state
 from megatron_patches.checkpoints.writers import prepare_writers
 from megatron_patches.model import HeadRankModel
+from megatron_patches.readout_weights import PARAMETER
 from megatron_patches.shape import ModelShape
 
 logger = logging.getLogger(__name__)
@@ -145,6 +146,8 @@ def load_checkpoint(
     metadata = dist_checkpointing.load_content_metadata(preloaded_state_dict=common) or {}
     wanted: dict[str, Any] = {"model": _without_extra_state(bare.sharded_state_dict(metadata=dict(metadata)))}
     stored = dist_checkpointing.load_tensors_metadata(str(directory))
+    if PARAMETER in wanted["model"] and wanted["model"][PARAMETER].key not in stored:  # a start whose readout was not trained
+        del wanted["model"][PARAMETER]
     _take_query_key_from_full(wanted["model"], bare, stored)
     _check_keys(directory, wanted["model"], stored)
     if optimizer is not None:
@@ -155,7 +158,8 @@ def load_checkpoint(
     # a truncated model reads parts of a full-depth checkpoint, which the integrity check would call incomplete
     loaded = dist_checkpointing.load(wanted, str(directory), validate_access_integrity=False)
     result = bare.load_state_dict(loaded["model"], strict=False)
-    assert not [key for key in [*result.missing_keys, *result.unexpected_keys] if not key.endswith("_extra_state")], result
+    unfilled = [key for key in [*result.missing_keys, *result.unexpected_keys] if not key.endswith("_extra_state")]
+    assert set(unfilled) <= {PARAMETER}, result
     if optimizer is not None:
         load_optimizer_state(optimizer, loaded["optimizer"])
     if scheduler is not None and "opt_param_scheduler" in common:

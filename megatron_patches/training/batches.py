@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from megatron.core.transformer import TransformerConfig
 
+from data_tools.late_training_set import LateTrainingSet
 from data_tools.training_set import Sample, TrainingSet
 from headrank.method.attention import BranchLayout, batch_contexts
+from megatron_patches.training.late_batches import LateBatch, make_late_batch
 from megatron_patches.training.reference import ReferenceScores
 
 
@@ -25,10 +26,10 @@ class Batch:
     references: tuple[torch.Tensor | None, ...]  # [N] each
     teachers: tuple[torch.Tensor | None, ...]  # [N] each, NaN where the teacher gave no score
 
-
-def length_multiple(config: TransformerConfig) -> int:
-    """What must divide the length of a batch: sequence parallelism splits it over the tensor-parallel ranks."""
-    return config.tensor_model_parallel_size if config.sequence_parallel else 1
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the forward pass, padding included."""
+        return self.input_ids_BS.numel()
 
 
 def make_batch(samples: tuple[Sample, ...], reference: ReferenceScores | None, device: torch.device, multiple_of: int = 1) -> Batch:
@@ -48,7 +49,7 @@ def make_batch(samples: tuple[Sample, ...], reference: ReferenceScores | None, d
 
 
 def training_batches(
-    training_set: TrainingSet,
+    training_set: TrainingSet | LateTrainingSet,
     reference: ReferenceScores | None,
     *,
     start: int,
@@ -57,8 +58,13 @@ def training_batches(
     micro_batch_size: int,
     device: torch.device,
     multiple_of: int = 1,
-) -> Iterator[Batch]:
+) -> Iterator[Batch | LateBatch]:
     """This data-parallel rank's micro-batches for ever, from the ``start``-th sample of the whole job."""
     indices = training_set.shard(start, rank, world_size)
     while True:
-        yield make_batch(tuple(training_set.at(next(indices)) for _ in range(micro_batch_size)), reference, device, multiple_of)
+        if isinstance(training_set, LateTrainingSet):
+            late = tuple(training_set.at(next(indices)) for _ in range(micro_batch_size))
+            yield make_late_batch(late, reference, device, multiple_of)
+        else:
+            samples = tuple(training_set.at(next(indices)) for _ in range(micro_batch_size))
+            yield make_batch(samples, reference, device, multiple_of)
