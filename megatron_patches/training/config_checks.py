@@ -44,7 +44,8 @@ _RANGES: list[tuple[Callable[[float], bool], str, tuple[str, ...]]] = [
 def check_flags(args: argparse.Namespace) -> None:
     """Refuse values that are missing, empty or out of range, then flags that contradict each other or this recipe."""
     for name, value in vars(args).items():
-        if isinstance(value, str) and not value.strip() and not name.startswith("wandb_"):
+        texts = value if isinstance(value, list) else [value]
+        if any(isinstance(text, str) and not text.strip() for text in texts) and not name.startswith("wandb_"):
             raise InputError(f"{_flag(name)} is empty (an unset shell variable?); give a value or remove the flag")
         if isinstance(value, float) and not math.isfinite(value):
             raise InputError(f"{_flag(name)} {value} is not a finite number")
