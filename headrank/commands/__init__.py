@@ -32,6 +32,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "fuse": ("fuse", "a reranked run and its first stage together, by a weighted sum of standardised scores"),
     "evaluate": ("evaluate", "measures, confidence intervals and paired tests for runs"),
     "benchmark": ("benchmark", "the paper's benchmarks: list, prepare, run a matrix of models and methods"),
+    "experiment": ("experiment", "a study from its file: run its phases, resume, show what is done"),
     "report": ("report", "tables, figures and one page from a directory of results"),
     "view": ("view", "token-level attention of one query as a self-contained page"),
     "plan": ("plan", "rehearse a training job without its hardware: memory, FLOPs, traffic, time"),
