@@ -21,6 +21,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.utils.checkpoint import checkpoint
 
 from headrank.errors import InputError
+from headrank.lora_settings import LoraSettings
 from headrank.method.attention import BranchLayout
 from megatron_patches import device
 from megatron_patches.attention import LayerRows, RowCapture
@@ -108,11 +109,12 @@ def build_model(
     recompute: bool = False,
     padded_vocab_size: int | None = None,
     use_transformer_engine: bool | None = None,
+    lora: LoraSettings | None = None,
 ) -> HeadRankModel:
     """This rank's part of the model, on this rank's device, its weights not yet loaded.
 
     ``last_layer`` is l_max: layers above it do not exist and it makes only Q and K. None builds the full depth.
-    ``has_output`` adds final norm and output layer (full depth only).
+    ``has_output`` adds final norm and output layer (full depth only). ``lora`` adds adapters, undefined as all weights.
     """
     tensor_parallel_size = parallel_state.get_tensor_model_parallel_world_size()
     if last_layer is not None and not 0 <= last_layer < shape.layers:
@@ -129,6 +131,7 @@ def build_model(
         has_output=has_output,
         padded_vocab_size=padded_vocab_size or shape.padded_vocab(tensor_parallel_size),
         use_transformer_engine=use_transformer_engine,
+        lora=lora,
     )
 
 
@@ -144,9 +147,11 @@ class HeadRankModel(MegatronModule):
         has_output: bool,
         padded_vocab_size: int,
         use_transformer_engine: bool | None,
+        lora: LoraSettings | None,
     ) -> None:
         super().__init__(config=config)
         assert not (is_truncated and has_output), "a truncated model has no output"
+        self.lora = lora
         self.shape, self.is_truncated, self.has_output = shape, is_truncated, has_output
         self.model_type = ModelType.encoder_or_decoder
         self.pre_process = self.post_process = True  # asked for by Megatron's schedules and gradient finalisation
@@ -164,9 +169,9 @@ class HeadRankModel(MegatronModule):
             tp_group=self.tp_group,
         )
         has_norm, use_engine = shape.has_qk_norm, use_transformer_engine
-        specs = [layer_spec(qk_norm=has_norm, use_transformer_engine=use_engine) for _ in range(config.num_layers)]
+        specs = [layer_spec(qk_norm=has_norm, use_transformer_engine=use_engine, lora=lora) for _ in range(config.num_layers)]
         if is_truncated:
-            specs[-1] = query_key_layer_spec(qk_norm=has_norm, use_transformer_engine=use_engine)
+            specs[-1] = query_key_layer_spec(qk_norm=has_norm, use_transformer_engine=use_engine, lora=lora)
         self.decoder = TransformerBlock(
             config=config,
             spec=TransformerBlockSubmodules(layer_specs=specs, layer_norm=final_norm(use_transformer_engine)),
@@ -188,6 +193,7 @@ class HeadRankModel(MegatronModule):
             )
         # a plain attribute, not a buffer: a bf16 wrapper would round the frequencies
         self.inverse_frequencies = shape.inverse_frequencies().to(device.device())
+        self._head_indices: dict[tuple[int, ...], torch.Tensor] = {}
 
     @property
     def heads_on_rank(self) -> range:
@@ -245,12 +251,12 @@ class HeadRankModel(MegatronModule):
 
         def run(hidden_SBE: torch.Tensor) -> tuple[torch.Tensor, ...]:
             # a capture of its own inside the region: recomputation must not write into the outer one
-            wanted = {} if mine is None else {layer: mine}
-            capture: RowCapture | LateCapture = (
-                LateCapture(layout=layout, local_heads_by_layer=wanted, heads_per_group=self.shape.heads // self.shape.groups)
-                if isinstance(layout, LateRows)
-                else RowCapture(layout=layout, local_heads_by_layer=wanted)
-            )
+            capture: RowCapture | LateCapture
+            if isinstance(layout, LateRows):
+                wanted = {} if mine is None else {layer: mine}
+                capture = LateCapture(layout=layout, local_heads_by_layer=wanted, heads_per_group=self.shape.heads // self.shape.groups)
+            else:
+                capture = RowCapture(layout=layout, local_heads_by_layer={} if mine is None else {layer: self._index_of(mine)})
             output, _ = self.decoder.layers[layer](
                 hidden_states=hidden_SBE, attention_mask=None, rotary_pos_emb=rotary_SB1D, packed_seq_params=capture
             )
@@ -266,6 +272,13 @@ class HeadRankModel(MegatronModule):
         if isinstance(layout, LateRows):
             return output, (rows[0], rows[1])
         return output, LayerRows(tuple(head + self.heads_on_rank.start for head in mine), *rows)
+
+    def _index_of(self, heads: Sequence[int]) -> torch.Tensor:
+        """Head numbers on the device; the same few every time, and a copy would wait for the GPU."""
+        known = self._head_indices.get(tuple(heads))
+        if known is None:
+            known = self._head_indices[tuple(heads)] = torch.tensor(list(heads), dtype=torch.long, device=self.inverse_frequencies.device)
+        return known
 
     def _rotary(self, position_ids_BS: torch.Tensor) -> torch.Tensor:
         """Rotary angles [S, B, 1, D] by position id, so that the calibration branch can restart its positions."""

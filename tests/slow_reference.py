@@ -32,13 +32,10 @@ def eager_rows(directory: str, context: EncodedContext) -> SlowResult:
     second_pass = list(context.input_ids[:prefix]) + list(context.input_ids[prefix + query :])
 
     def rows(ids: list[int], start: int, end: int) -> list[list[list[float]]]:
-        how = slow_parallel_prompt(context, len(ids), model.config) if context.is_parallel else {}
-        with torch.no_grad():
-            attentions = model(torch.tensor([list(map(int, ids))]), output_attentions=True, use_cache=False, **how).attentions
         result = []
-        for layer in attentions:
+        for layer in eager_attention(model, context, ids):
             heads = []
-            for head in layer[0]:
+            for head in layer:
                 total = [0.0] * len(ids)
                 for row in range(start, end):
                     for token, weight in enumerate(head[row].tolist()):
@@ -53,6 +50,14 @@ def eager_rows(directory: str, context: EncodedContext) -> SlowResult:
     padded_query = [[head + [0.0] * context.calibration_length for head in layer] for layer in query_part]
     padded_calibration = [[head[:prefix] + [0.0] * query + head[prefix:] for head in layer] for layer in calibration]
     return SlowResult(padded_query, padded_calibration)
+
+
+def eager_attention(model: Any, context: EncodedContext, ids: list[int]) -> list[torch.Tensor]:
+    """Attention probabilities [H, S, S] of every layer for one branch of a context."""
+    how = slow_parallel_prompt(context, len(ids), model.config) if context.is_parallel else {}
+    with torch.no_grad():
+        attentions = model(torch.tensor([list(map(int, ids))]), output_attentions=True, use_cache=False, **how).attentions
+    return [layer[0] for layer in attentions]
 
 
 def slow_parallel_prompt(context: EncodedContext, length: int, config: Any) -> dict[str, Any]:

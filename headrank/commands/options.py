@@ -59,7 +59,8 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
     group.add_argument(
         "--document-layout",
         choices=LAYOUTS,
-        help="sequential: each document reads those before it (default); parallel: side by side, no order of the list changes a score",
+        help="sequential: each document reads those before it (default); parallel: side by side, no order of the list changes a score; "
+        "late: a score depends on the query and one passage alone (heads with a log-mass readout)",
     )
     group.add_argument("--max-words", type=int, metavar="N", help="words kept of each document (default 300)")
     return group

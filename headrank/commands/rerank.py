@@ -31,9 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--heads", metavar="FILE", help="heads.json, or 'all' (default: the model's headrank.json; icr needs none)")
     group.add_argument("--depth", type=options.positive_int, default=40, metavar="N", help="candidates reranked per query (default 40)")
     group.add_argument(
-        "--batch-size", type=options.positive_int, default=1, metavar="B", help="queries per forward (default 1; the paper uses 16 on GPUs)"
+        "--batch-size",
+        type=options.positive_int,
+        metavar="B",
+        help="queries per forward (default 1; the paper uses 16 on GPUs); of a late readout: queries whose passages share batches (32)",
     )
-    group.add_argument("--no-calibration", action="store_true", help="rank by raw attention mass")
+    group.add_argument("--no-calibration", action="store_true", help="rank by raw attention mass (log masses are never calibrated)")
     group.add_argument("--shuffle", type=int, metavar="SEED", help="shuffle each candidate list before prompting: shows position bias")
     group.add_argument("--only", metavar="FILE", help="rerank only the query ids in this file")
     group.add_argument(

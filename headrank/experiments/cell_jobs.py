@@ -34,7 +34,7 @@ class CellSettings:
     document_layout: str | None = None
     dtype: str | None = None
     device: str | None = None
-    batch_size: int = 1
+    batch_size: int | None = None
     shuffle_seed: int = 0
     only: str | None = None
     api_base: str | None = None

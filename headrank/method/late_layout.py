@@ -122,3 +122,25 @@ def late_head_values(
     sums_UNKR = passage_log_sums(queries, passages, pair_of_head).masked_fill(is_empty_N11, 0.0)
     values_UNK = mean_over_rows(row_values(sums_UNKR, queries.opening_UKR, offsets_K, floor), queries.weights_UR)
     return values_UNK.masked_fill(is_empty_N11[..., 0], 0.0)
+
+
+def late_token_values(
+    queries: QueryVectors,
+    passages: PassageKeys,
+    pair_of_head: Sequence[int],
+    weights_K: torch.Tensor,
+    offsets_K: torch.Tensor | None = None,
+    floor: float = 0.0,
+) -> torch.Tensor:
+    """The score of every query and passage taken apart by head, row and token, float32 [U, N, K, R, T]; 0 on padding.
+
+    A row's value is shared among the passage's tokens as the row's attention to them is, so that all of them add up to the score.
+    """
+    is_empty_N11 = (passages.lengths_N == 0)[:, None, None]
+    sums_UNKR = passage_log_sums(queries, passages, pair_of_head).masked_fill(is_empty_N11, 0.0)
+    values_UNKR = row_values(sums_UNKR, queries.opening_UKR, offsets_K, floor) * queries.weights_UR[:, None, None, :]
+    keys_NKTD = passages.keys_NATD[:, list(pair_of_head)].float()
+    logits_UNKRT = torch.einsum("ukrd,nktd->unkrt", queries.vectors_UKRD.float(), keys_NKTD)
+    is_padding_NT = torch.arange(keys_NKTD.shape[2], device=logits_UNKRT.device) >= passages.lengths_N[:, None]
+    shares_UNKRT = (logits_UNKRT - sums_UNKR[..., None]).exp().masked_fill(is_padding_NT[:, None, None, :], 0.0)
+    return shares_UNKRT * (values_UNKR * weights_K[:, None])[..., None]

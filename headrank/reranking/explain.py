@@ -1,6 +1,6 @@
 """Everything that made up the scores of one list: per document, per head and per token.
 
-Shapes: K core heads, N documents, S tokens of the prompt, T tokens of one document.
+Shapes: K heads, N documents, S tokens of the prompt, T tokens of one document, R tokens of the query.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class TokenScores:
     offsets: np.ndarray  # [T, 2]
     per_head: np.ndarray  # float32 [K, T], calibrated (or raw without calibration)
     is_kept: np.ndarray  # bool [T], False where the calibration dropped the token
+    matches: np.ndarray | None = None  # float32 [K, R, T] in the late layout: what each query token found; adds up to ``per_head``
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Explanation:
     tokens: tuple[TokenScores, ...]
     num_tokens: int
     is_shortened: bool
+    query: str = ""  # as it was read, in the late layout
+    query_offsets: np.ndarray | None = None  # [R, 2] characters within ``query``
 
 
 def explain_list(

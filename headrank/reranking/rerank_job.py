@@ -51,7 +51,7 @@ class RerankJob:
     prompt: Mapping[str, Any] = field(default_factory=dict)
     device: str | None = None
     dtype: str | None = None
-    batch_size: int = 1
+    batch_size: int | None = None  # queries at a time; None: what suits the method
     calibrate: bool = True
     api_base: str | None = None
     restart: bool = False
@@ -80,7 +80,8 @@ def rerank(job: RerankJob) -> None:
     loaded = time.perf_counter()
     bar = _progress(pending)
     with contextlib.closing(bar):  # an error has its line to itself
-        for batch in _batches(bar if rank == 0 else pending, job.batch_size):
+        size: int = job.batch_size or getattr(next(iter(rankers), None), "batch_size", None) or 1
+        for batch in _batches(bar if rank == 0 else pending, size):
             store.add(_score(rankers, batch))
     store.close()
     _barrier(world_size)
@@ -125,7 +126,7 @@ def _score(rankers: Sequence[Any], batch: list[Request]) -> Iterator[dict[str, A
 
 
 def _shared_scores(rankers: Sequence[Any], lists: list[tuple[str, list[dict[str, str]]]]) -> list[list[Any]]:
-    from headrank.reranking.reranker import shared_scores
+    from headrank.reranking.prompt_reranker import shared_scores
 
     return shared_scores(rankers, lists)
 
@@ -176,9 +177,10 @@ def build_rankers(job: RerankJob) -> list[Any]:
                 f"{first.method} and {target.method} have different prompts ({_difference(prompts[0], prompt)}; icr has the default "
                 "one), and one forward has one: set that switch of the prompt, or rerank them separately"
             )
+    sets = [dataclasses.replace(heads, prompt=prompt) for heads, prompt in zip(sets, prompts, strict=True)]
     last_layer = max(heads.l_max for heads in sets)
     reader = AttentionReader.load(model, prompt=prompts[0], last_layer=last_layer, device=job.device, dtype=job.dtype)
-    return [HeadRankReranker(reader, heads, calibrate=job.calibrate, batch_size=job.batch_size) for heads in sets]
+    return [HeadRankReranker.from_reader(reader, heads, calibrate=job.calibrate, batch_size=job.batch_size) for heads in sets]
 
 
 def _difference(one: PromptTemplate, other: PromptTemplate) -> str:

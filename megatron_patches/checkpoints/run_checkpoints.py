@@ -25,6 +25,7 @@ from headrank.method.heads import HeadSet
 from megatron_patches.checkpoints import files as checkpoint
 from megatron_patches.checkpoints.damage import DamagedCheckpoint
 from megatron_patches.checkpoints.weights import load_hf_weights
+from megatron_patches.lora import reset_adapters
 from megatron_patches.readout_weights import PARAMETER
 from megatron_patches.training.config import TrainingConfig, changed_fields
 from megatron_patches.training.reference import files_fingerprint
@@ -60,12 +61,16 @@ def resolve_start(config: TrainingConfig) -> TrainingConfig:
 
 
 def load_start_weights(config: TrainingConfig, model: torch.nn.Module) -> None:
-    """The weights training starts from, which are also the reference's: --pretrained-checkpoint, else the model's safetensors."""
+    """The weights training starts from, which are also the reference's: --pretrained-checkpoint, else the model's safetensors.
+
+    Adapters start without effect, unless that checkpoint has them ('headrank import-hf --adapter').
+    """
+    reset_adapters(model, config.seed)
     if config.pretrained_checkpoint is None:
         load_hf_weights(model, config.model)
         return
     try:
-        checkpoint.load_checkpoint(config.pretrained_checkpoint, model)
+        checkpoint.load_checkpoint(config.pretrained_checkpoint, model, can_lack_adapters=True)
         if (trained := dict(model.named_parameters()).get(PARAMETER)) is not None:
             torch.nn.init.zeros_(trained)  # the heads given say where the readout starts
     except DamagedCheckpoint as damage:

@@ -16,6 +16,7 @@ import torch
 
 from headrank.errors import InputError
 from megatron_patches.checkpoints.safetensors_files import SafetensorsReader
+from megatron_patches.lora import adapter_parameter
 from megatron_patches.readout_weights import PARAMETER
 from megatron_patches.shape import ModelShape
 
@@ -159,7 +160,7 @@ def load_hf_weights(model: torch.nn.Module, hf_directory: str) -> None:
     """Fill this rank's part of a model from a Hugging Face directory, reading only the slices this rank needs.
 
     Works on the bare model and inside Megatron's wrappers. A truncated model reads nothing above its last layer. A missing
-    or wrongly shaped tensor is an InputError that names it; every parameter of the model is filled.
+    or wrongly shaped tensor is an InputError that names it; every parameter of the model is filled but those of adapters.
     """
     from megatron.core.utils import unwrap_model
 
@@ -168,6 +169,8 @@ def load_hf_weights(model: torch.nn.Module, hf_directory: str) -> None:
         for name, parameter in bare.named_parameters():
             if name == PARAMETER:  # what training adds to a readout: nothing yet
                 parameter.zero_()
+                continue
+            if adapter_parameter(name) is not None:
                 continue
             source = name
             if name == "output_layer.weight" and "lm_head.weight" not in reader and bare.shape.is_tied:

@@ -18,8 +18,7 @@ from data_tools.late_training_set import LateSample, LateTrainingSet
 from data_tools.training_set import Sample, TrainingSet
 from headrank.method.distillation import graded, pair_agreement
 from headrank.method.heads import HeadSet
-from megatron_patches.training.batches import make_batch
-from megatron_patches.training.late_batches import length_multiple
+from megatron_patches.training.batches import length_multiple, make_batch
 from megatron_patches.training.late_step import score_late_sample
 from megatron_patches.training.train_step import score_batch
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from megatron.core.transformer import TransformerConfig
 
 from data_tools.late_training_set import LateSample
 from headrank.method.in_batch import best_passages, negatives
@@ -37,11 +36,6 @@ class LateBatch:
     def num_tokens(self) -> int:
         """Tokens of the forward pass."""
         return self.input_ids_1S.numel()
-
-
-def length_multiple(config: TransformerConfig) -> int:
-    """What must divide the length of a sequence: sequence parallelism splits it over the tensor-parallel ranks."""
-    return config.tensor_model_parallel_size if config.sequence_parallel else 1
 
 
 def make_late_batch(

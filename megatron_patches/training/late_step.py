@@ -16,7 +16,8 @@ from headrank.method.loss_settings import LossSettings
 from headrank.method.losses import LossTerms, headrank_loss, scale_scores
 from megatron_patches.late import RankReadout
 from megatron_patches.parallel_scores import sum_over_tensor_parallel
-from megatron_patches.training.late_batches import LateBatch, length_multiple, make_late_batch
+from megatron_patches.training.batches import length_multiple
+from megatron_patches.training.late_batches import LateBatch, make_late_batch
 
 
 def score_late_batch(model: torch.nn.Module, batch: LateBatch, heads: HeadSet, *, is_in_batch: bool) -> torch.Tensor:

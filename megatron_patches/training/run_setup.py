@@ -32,12 +32,12 @@ from megatron_patches.training.assembly import (
     saving_report,
     wrap_model,
 )
-from megatron_patches.training.batches import Batch, training_batches
+from megatron_patches.training.batches import Batch, length_multiple, training_batches
 from megatron_patches.training.config import TrainingConfig
 from megatron_patches.training.config_checks import require_place
 from megatron_patches.training.data_setup import held_out_data, open_training_data
 from megatron_patches.training.held_out import score_sample
-from megatron_patches.training.late_batches import LateBatch, length_multiple
+from megatron_patches.training.late_batches import LateBatch
 from megatron_patches.training.loop import Progress, Run
 from megatron_patches.training.reference import ReferenceScores, needed_contexts, reference_key
 from megatron_patches.training.training_log import MetricsWriter
@@ -98,7 +98,7 @@ def prepare_run(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> tu
         rank=data_parallel_rank(),
         world_size=config.data_parallel,
         micro_batch_size=config.micro_batch_size,
-        device=device.device(),
+        where=device.device(),
         multiple_of=length_multiple(policy.config),
     )
     return run, batches

@@ -17,7 +17,8 @@ import torch
 
 from tests.distributed.launcher import free_port
 
-TENSOR_PARALLEL = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
+TENSOR_PARALLEL = ("--tensor-model-parallel-size", "2")
+LAUNCHER = ("--bf16", "--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")  # as launch/train_common.sh
 
 
 def train(toy_flags: list[str], save: Path, *more: str, iterations: int = 4) -> list[float]:
@@ -34,16 +35,20 @@ def train(toy_flags: list[str], save: Path, *more: str, iterations: int = 4) -> 
 
 
 def trained(toy_flags: list[str], place: Path) -> dict[str, list[float]]:
-    """Losses with both layers, in both precisions, whole and resumed. At tensor parallelism 2."""
-    engine = ("--transformer-impl", "transformer_engine", *TENSOR_PARALLEL)
+    """Losses with both layers, in both precisions, whole and resumed. At tensor parallelism 2 where nothing else is said."""
+    local = ("--transformer-impl", "local", *TENSOR_PARALLEL)
+    engine = ("--transformer-impl", "transformer_engine", *TENSOR_PARALLEL, "--sequence-parallel")
     found = {
-        "local fp32": train(toy_flags, place / "local", "--transformer-impl", "local", "--tensor-model-parallel-size", "2"),
+        "local fp32": train(toy_flags, place / "local", *local),
         "engine fp32": train(toy_flags, place / "fp32", *engine),
-        "engine bf16": train(toy_flags, place / "bf16", "--bf16", *engine),
-        "local bf16": train(toy_flags, place / "plain", "--bf16", "--transformer-impl", "local", "--tensor-model-parallel-size", "2"),
+        "local bf16": train(toy_flags, place / "plain", *LAUNCHER, *local),
+        "engine bf16": train(toy_flags, place / "bf16", *LAUNCHER, *engine),
+        "engine bf16, not split": train(toy_flags, place / "whole", *LAUNCHER, *engine[:-1], "--recompute-activations"),
     }
-    train(toy_flags, place / "broken", "--bf16", *engine, iterations=2)
-    found["engine bf16, resumed"] = train(toy_flags, place / "broken", "--bf16", *engine)
+    for name, again in (("resumed", engine), ("resumed without tensor parallelism", engine[:2])):
+        save = place / name
+        train(toy_flags, save, *LAUNCHER, *engine, "--exit-interval", "2")
+        found[f"engine bf16, {name}"] = train(toy_flags, save, *LAUNCHER, *again)
     return found
 
 

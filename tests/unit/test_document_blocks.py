@@ -67,7 +67,7 @@ def test_rows_equal_two_eager_passes_with_a_whole_mask(model_directory: Path) ->
         [sum(rows[layer][head][token] for layer, head in HEADS.heads) for token in range(context.length)]
         for rows in (slow.query_rows, slow.calibration_rows)
     )
-    scores = HeadRankReranker(reader, HEADS).score_batch([(QUERY, as_mappings(DOCUMENTS))])[0].scores
+    scores = HeadRankReranker.from_reader(reader, HEADS).score_batch([(QUERY, as_mappings(DOCUMENTS))])[0].scores
     assert np.allclose(scores, slow_calibrated(query, calibration, list(context.document_spans)), atol=TOLERANCE)
 
 

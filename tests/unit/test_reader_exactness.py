@@ -65,7 +65,7 @@ def test_calibrated_and_raw_scores_equal_the_slow_reference_of_a_head_set(model_
     assert np.allclose(reranker.score_batch([(QUERY, documents)])[0].scores, expected, atol=TOLERANCE)
     assert np.allclose(detailed.scores, expected, atol=TOLERANCE)
     assert np.allclose(detailed.per_head.sum(0), expected, atol=TOLERANCE)
-    raw = HeadRankReranker(reranker.reader, heads, calibrate=False).score_batch([(QUERY, documents)])[0].scores
+    raw = HeadRankReranker.from_reader(reranker.reader, heads, calibrate=False).score_batch([(QUERY, documents)])[0].scores
     assert np.allclose(raw, slow_masses(query, list(context.document_spans)), atol=TOLERANCE)
     assert not np.allclose(raw, expected, atol=1e-3), "the tiny model must tell calibrated from raw"
 
@@ -74,7 +74,7 @@ def test_early_exit_equals_full_depth_bit_for_bit(model_directory: Path) -> None
     heads = HeadSet(((1, 2), (0, 5)), "test", "tiny", 4, 8)
     truncated = HeadRankReranker.from_pretrained(model_directory, heads)
     assert truncated.reader.loaded_layers == 2
-    whole = HeadRankReranker(AttentionReader.load(model_directory), heads)
+    whole = HeadRankReranker.from_reader(AttentionReader.load(model_directory), heads)
     context = whole.reader.encoder.encode(QUERY, DOCUMENTS)
     full = whole.reader.read([context], whole.by_layer, stop_early=False)
     early = truncated.reader.read([context], truncated.by_layer)

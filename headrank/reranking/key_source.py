@@ -1,0 +1,99 @@
+"""Where a late reranker takes the keys of passages from before it computes any: the seam a passage store plugs in at.
+
+In the late layout a passage enters a score through its keys at the readout's key pairs only, and these depend on the passage, the
+model and the prompt. A *key source* is asked with passages, answers with the keys of those it knows, and the reranker computes the
+others. RecentPassages is the source that every late reranker carries: what it computed itself, the longest unused forgotten first.
+
+Shapes: A key pairs of the readout (sorted by layer, then group), T tokens of the passage, D head size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from headrank.reranking.late_reader import LateReader
+
+DEFAULT_BYTES = 512 * 2**20  # of recent passages; a full readout of a 135M model takes about 12 KB a token in bfloat16
+
+
+@dataclass(frozen=True)
+class KeptKeys:
+    """The keys of one passage, unpadded, after rotary embedding, in any float format, on any device; T is 0 for an empty passage.
+
+    The order of A is that of ``LateReader.pairs``. ``is_shortened`` says that the passage's end did not fit before the branch.
+    """
+
+    keys_ATD: torch.Tensor
+    is_shortened: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the passage."""
+        return int(self.keys_ATD.shape[1])
+
+
+class KeySource(Protocol):
+    """What a late reranker asks. Give one to ``HeadRankReranker.from_pretrained(..., key_source=source)``.
+
+    A passage is a (title, text) pair as the caller gave it, before any tokenisation; ``passage_digest`` names it. A source that keeps
+    keys exactly (the model's own format) gives scores that are the same bits as without it.
+    """
+
+    def check(self, late: LateReader) -> None:
+        """Called once before any search. Raise InputError unless the keys fit this model, prompt and ``late.pairs``."""
+
+    def find(self, documents: Sequence[tuple[str, str]]) -> Sequence[KeptKeys | None]:
+        """The keys of each passage, None for one that the source does not hold."""
+
+
+def passage_digest(document: tuple[str, str]) -> bytes:
+    """Sixteen bytes that name a (title, text) pair."""
+    title, text = document
+    return hashlib.blake2b(f"{len(title)}:{title}{text}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+class RecentPassages:
+    """The keys of the passages used last, in at most ``num_bytes`` bytes; 0 keeps none."""
+
+    def __init__(self, num_bytes: int = DEFAULT_BYTES) -> None:
+        """An empty memory."""
+        self.num_bytes, self.used_bytes = num_bytes, 0
+        self._kept: OrderedDict[bytes, KeptKeys] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def check(self, late: LateReader) -> None:
+        """Nothing to check: the reranker that fills it is the one that asks."""
+
+    def find(self, documents: Sequence[tuple[str, str]]) -> list[KeptKeys | None]:
+        """The keys of the passages that are still there."""
+        found: list[KeptKeys | None] = []
+        for digest in map(passage_digest, documents):
+            if digest in self._kept:
+                self._kept.move_to_end(digest)
+            found.append(self._kept.get(digest))
+        return found
+
+    def keep(self, document: tuple[str, str], keys: KeptKeys) -> None:
+        """Remember one passage and forget the longest unused ones that no longer fit."""
+        size = _bytes_of(keys)
+        digest = passage_digest(document)
+        if size > self.num_bytes or digest in self._kept:
+            return
+        # a copy of its own: a view would keep the whole batch it was computed in alive
+        self._kept[digest] = KeptKeys(keys.keys_ATD.clone(), keys.is_shortened)
+        self.used_bytes += size
+        while self.used_bytes > self.num_bytes:
+            self.used_bytes -= _bytes_of(self._kept.popitem(last=False)[1])
+
+
+def _bytes_of(keys: KeptKeys) -> int:
+    return keys.keys_ATD.numel() * keys.keys_ATD.element_size()

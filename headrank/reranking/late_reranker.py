@@ -1,0 +1,158 @@
+"""Reranking in the late layout: passages and queries are computed apart, each passage once, and meet in a scan of keys.
+
+Shapes: N passages of a batch, A key pairs, T tokens (padded to the bucket), D head size, K heads, R query rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from headrank.method.heads import HeadSet
+from headrank.method.late_layout import PassageKeys, QueryVectors, late_token_values
+from headrank.reranking.explain import Explanation, TokenScores
+from headrank.reranking.key_source import DEFAULT_BYTES, KeptKeys, KeySource, RecentPassages
+from headrank.reranking.late_reader import LateReader, bucket_of
+from headrank.reranking.reader import AttentionReader
+from headrank.reranking.rerank_requests import ListScores
+from headrank.reranking.reranker import DocumentLike, HeadRankReranker, checked_requests, titles_and_texts, with_empty_last
+
+LISTS_AT_A_TIME = 32  # their passages fill batches together; only query vectors are held for all of them
+_FOUND_AT_A_TIME = 64  # passages whose kept keys are copied into one batch
+Passage = tuple[str, str]  # (title, text)
+
+
+class LateReranker(HeadRankReranker):
+    """Scores that depend on the query and one passage: no list, order or batch changes them, on a CPU not even a bit."""
+
+    def __init__(
+        self,
+        reader: AttentionReader,
+        heads: HeadSet,
+        *,
+        batch_size: int | None = None,
+        key_source: KeySource | None = None,
+        key_cache_bytes: int = DEFAULT_BYTES,
+    ) -> None:
+        """``batch_size`` is how many lists share the batches of passages; ``key_source`` is asked before a passage is computed."""
+        super().__init__(reader, heads, LISTS_AT_A_TIME if batch_size is None else batch_size)
+        self.late = LateReader(reader, heads)
+        self.recent, self.key_source = RecentPassages(key_cache_bytes), key_source
+        if key_source is not None:
+            key_source.check(self.late)
+
+    def score_batch(self, requests: Sequence[tuple[str, Sequence[DocumentLike]]], *, batch_size: int | None = None) -> list[ListScores]:
+        """The scores of each list in the order its documents were given; a passage in many lists is computed once."""
+        pairs, size = checked_requests(requests, self.batch_size if batch_size is None else batch_size)
+        results: list[ListScores] = []
+        for start in range(0, len(pairs), size):
+            results += self._score_lists(pairs[start : start + size])
+        return results
+
+    def _score_lists(self, lists: Sequence[tuple[str, list[Passage]]]) -> list[ListScores]:
+        """Every batch of passages is scored against all queries that want it, then let go."""
+        queries = [self.late.encoder.encode_query(query) for query, _ in lists]
+        vectors = [self.late.query_vectors(query) for query in queries]
+        places: dict[Passage, list[tuple[int, int]]] = {}
+        for number, (_, documents) in enumerate(lists):
+            for index, document in enumerate(documents):
+                places.setdefault(document, []).append((number, index))
+        scores = [np.zeros(len(documents), np.float32) for _, documents in lists]
+        num_tokens = [len(query.input_ids) for query in queries]
+        empty = [np.zeros(len(documents), bool) for _, documents in lists]
+        is_shortened = [False] * len(lists)
+        for documents, keys, shortened in self._batches(list(places)):
+            lengths = keys.lengths_N.tolist()
+            for number, rows in _rows_by_list(documents, places).items():
+                of_rows = self._scores_of(vectors[number], keys, [row for row, _ in rows])
+                for (row, index), score in zip(rows, of_rows, strict=True):
+                    scores[number][index], empty[number][index] = score, lengths[row] == 0
+                    num_tokens[number] += lengths[row]
+                    is_shortened[number] |= shortened[row]
+        return [
+            ListScores(with_empty_last(scores[number], empty[number], query, self.reader.name), num_tokens[number], is_shortened[number])
+            for number, (query, _) in enumerate(lists)
+        ]
+
+    def _scores_of(self, vectors: QueryVectors, keys: PassageKeys, rows: Sequence[int]) -> list[float]:
+        """The scores of the chosen rows of a batch; a row that a list holds twice is chosen twice."""
+        if list(rows) != list(range(keys.num_passages)):
+            keys = PassageKeys(keys.keys_NATD[list(rows)], keys.lengths_N[list(rows)])
+        return self.late.scores(vectors, keys).tolist()
+
+    def _batches(self, documents: Sequence[Passage]) -> Iterator[tuple[list[Passage], PassageKeys, list[bool]]]:
+        """(passages, their keys, whether each was shortened), batch by batch: kept ones first, then those that have to be computed."""
+        missing = list(documents)
+        for source in (self.recent, self.key_source):
+            if source is not None and missing:
+                found = list(zip(missing, source.find(missing), strict=True))
+                missing = [document for document, keys in found if keys is None]
+                yield from self._packed([(document, keys) for document, keys in found if keys is not None])
+        encoded = self.late.encoder.encode_passages(missing)
+        for indices, keys in self.late.passage_keys(encoded):
+            shortened = [encoded[index].is_shortened for index in indices]
+            lengths = keys.lengths_N.tolist()
+            for row, index in enumerate(indices):
+                self.recent.keep(missing[index], KeptKeys(keys.keys_NATD[row, :, : lengths[row]], shortened[row]))
+            yield [missing[index] for index in indices], keys, shortened
+
+    def _packed(self, found: list[tuple[Passage, KeptKeys]]) -> Iterator[tuple[list[Passage], PassageKeys, list[bool]]]:
+        """Kept keys in batches, padded as when they were computed: another padding would round sums differently."""
+        by_bucket: dict[int, list[tuple[Passage, KeptKeys]]] = {}
+        for document, keys in found:
+            by_bucket.setdefault(bucket_of(max(1, keys.num_tokens)), []).append((document, keys))
+        device = self.reader.device
+        for bucket, members in by_bucket.items():
+            for start in range(0, len(members), _FOUND_AT_A_TIME):
+                chosen = members[start : start + _FOUND_AT_A_TIME]
+                padded = [F.pad(keys.keys_ATD.to(device), (0, 0, 0, bucket - keys.num_tokens)) for _, keys in chosen]
+                lengths = torch.tensor([keys.num_tokens for _, keys in chosen], device=device)
+                packed = PassageKeys(torch.stack(padded), lengths)
+                yield [document for document, _ in chosen], packed, [keys.is_shortened for _, keys in chosen]
+
+    @torch.inference_mode()
+    def explain(self, query: str, documents: Sequence[DocumentLike]) -> Explanation:
+        """Which passage words answered which query words, per head; the values of a passage add up to its score."""
+        passages = titles_and_texts(documents)
+        finished = self._score_lists(checked_requests([(query, documents)], 1)[0])[0]
+        encoded_query = self.late.encoder.encode_query(query)
+        vectors = self.late.query_vectors(encoded_query)
+        encoded = self.late.encoder.encode_passages(passages, keep_text=True)
+        tokens: dict[int, TokenScores] = {}
+        for indices, keys in self.late.passage_keys(encoded):
+            values_NKRT = self._token_values(vectors, keys)
+            for row, index in enumerate(indices):
+                passage = encoded[index]
+                matches_KRT = values_NKRT[row, :, :, : len(passage.input_ids)]
+                assert passage.offsets is not None
+                is_kept_T = np.ones(len(passage.input_ids), bool)
+                tokens[index] = TokenScores(passage.text, passage.offsets, matches_KRT.sum(1), is_kept_T, matches_KRT)
+        in_order = tuple(tokens[index] for index in range(len(passages)))
+        per_head_KN = np.stack([token.per_head.sum(1) for token in in_order], axis=1)
+        return Explanation(
+            finished.scores,
+            per_head_KN,
+            self.heads.heads,
+            in_order,
+            finished.num_tokens,
+            finished.is_shortened,
+            encoded_query.text,
+            encoded_query.offsets,
+        )
+
+    def _token_values(self, vectors: QueryVectors, keys: PassageKeys) -> np.ndarray:
+        late = self.late
+        values = late_token_values(vectors, keys, late.pair_of_head, late.weights_K, late.offsets_K, late.readout.floor)
+        return values[0].cpu().numpy()
+
+
+def _rows_by_list(documents: Sequence[Passage], places: dict[Passage, list[tuple[int, int]]]) -> dict[int, list[tuple[int, int]]]:
+    """List number -> (row of the batch, index in the list) of the passages that this list holds."""
+    by_list: dict[int, list[tuple[int, int]]] = {}
+    for row, document in enumerate(documents):
+        for number, index in places[document]:
+            by_list.setdefault(number, []).append((row, index))
+    return by_list
