@@ -159,7 +159,8 @@ def _parameter_groups(config: TrainingConfig, settings: OptimizerConfig) -> dict
     groups = get_standard_config_overrides(settings)
     if config.train_readout:
         schedule = config.schedule
-        rates = {"max_lr": config.readout_lr, "min_lr": schedule.min_lr * config.readout_lr / schedule.lr}
+        peak = schedule.lr if config.readout_lr is None else config.readout_lr
+        rates = {"max_lr": peak, "min_lr": schedule.min_lr * peak / schedule.lr}
         groups[ParamKey(name=f"*{PARAMETER}")] = ParamGroupOverride(wd_mult=0.0, **rates)
     return groups
 

@@ -70,7 +70,7 @@ class TrainingConfig:
     loss: LossSettings
     has_own_scale: bool  # --headrank-score-scale was given
     train_readout: bool
-    readout_lr: float
+    readout_lr: float | None
     freeze_embeddings: bool
     schedule: ScheduleConfig
     lora: LoraSettings | None
@@ -160,7 +160,7 @@ def config_from(args: argparse.Namespace, world_size: int) -> TrainingConfig:
         "loss": _loss_from(args),
         "has_own_scale": args.headrank_score_scale is not None,
         "train_readout": args.headrank_train_readout,
-        "readout_lr": args.lr if args.headrank_readout_lr is None else args.headrank_readout_lr,
+        "readout_lr": args.headrank_readout_lr,
         "freeze_embeddings": args.headrank_freeze_embeddings,
         "schedule": ScheduleConfig(**_taken(args, ScheduleConfig)),
         "lora": _lora_from(args),
