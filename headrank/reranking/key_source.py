@@ -9,13 +9,14 @@ Shapes: A key pairs of the readout (sorted by layer, then group), T tokens of th
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
+
+from headrank.passage_store.content import passage_digest
 
 if TYPE_CHECKING:
     from headrank.reranking.late_reader import LateReader
@@ -51,12 +52,6 @@ class KeySource(Protocol):
 
     def find(self, documents: Sequence[tuple[str, str]]) -> Sequence[KeptKeys | None]:
         """The keys of each passage, None for one that the source does not hold."""
-
-
-def passage_digest(document: tuple[str, str]) -> bytes:
-    """Sixteen bytes that name a (title, text) pair."""
-    title, text = document
-    return hashlib.blake2b(f"{len(title)}:{title}{text}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 class RecentPassages:
