@@ -38,8 +38,9 @@ GPU = ["transformer-engine[pytorch]>=2.9,<2.12"]
 LUCENE = ["pyserini>=1.0"]  # needs Java 21
 DATASETS = ["ir_datasets>=0.5"]  # headrank benchmark prepare NAME --from ir_datasets
 TEACHER = ["sentence-transformers>=5.0", "onnxruntime"]  # headrank label: cross-encoders as teachers
-SERVER = ["fastapi", "uvicorn", "openai"]  # what 'transformers serve' needs: the tests talk to a real OpenAI-compatible server
-DEV = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", *SERVER, *TEACHER]
+SERVE = ["fastapi", "uvicorn"]  # headrank serve
+SERVER = [*SERVE, "openai"]  # what 'transformers serve' needs: the tests talk to a real OpenAI-compatible server
+DEV = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "peft", *SERVER, *TEACHER]
 
 setup(
     name="headrank",
@@ -56,7 +57,15 @@ setup(
         "megatron_patches": ["**/*.json"],
     },
     install_requires=CORE,
-    extras_require={"train": TRAIN, "gpu": TRAIN + GPU, "lucene": LUCENE, "datasets": DATASETS, "teacher": TEACHER, "dev": TRAIN + DEV},
+    extras_require={
+        "train": TRAIN,
+        "gpu": TRAIN + GPU,
+        "lucene": LUCENE,
+        "datasets": DATASETS,
+        "teacher": TEACHER,
+        "serve": SERVE,
+        "dev": TRAIN + DEV,
+    },
     entry_points={"console_scripts": ["headrank = headrank.commands:main"]},
     classifiers=[
         "Development Status :: 4 - Beta",

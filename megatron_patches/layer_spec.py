@@ -14,11 +14,13 @@ import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_layer_with_transformer_engine_spec
 from megatron.core.transformer.identity_op import IdentityFuncOp, IdentityOp
 from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_layer import TransformerLayer
+from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
+from headrank.lora_settings import LoraSettings
 from megatron_patches import device
 from megatron_patches.attention import FusedHeadRankCoreAttention, HeadRankCoreAttention, QueryKeyAttention
 from megatron_patches.gated_unit import GatedUnit
+from megatron_patches.lora import adapted
 from megatron_patches.norm import RootMeanSquareNorm
 from megatron_patches.versions import transformer_engine_is_installed
 
@@ -38,8 +40,13 @@ def chosen_engine(transformer_impl: str | None, dtype: torch.dtype) -> bool:
     return has_transformer_engine() and dtype != torch.float32
 
 
-def layer_spec(*, qk_norm: bool, use_transformer_engine: bool | None = None) -> ModuleSpec:
-    """A whole decoder layer; ``use_transformer_engine`` None takes it where it is installed."""
+def layer_spec(*, qk_norm: bool, use_transformer_engine: bool | None = None, lora: LoraSettings | None = None) -> ModuleSpec:
+    """A whole decoder layer, with adapters where ``lora`` says; ``use_transformer_engine`` None takes it where it is installed."""
+    return _layer_spec(qk_norm, use_transformer_engine, lora, "linear_qkv")
+
+
+def _layer_spec(qk_norm: bool, use_transformer_engine: bool | None, lora: LoraSettings | None, attention_linear: str) -> ModuleSpec:
+    """The same; ``attention_linear`` names what will stand in the slot of the fused QKV (lora.FUSED)."""
     use_transformer_engine = has_transformer_engine() if use_transformer_engine is None else use_transformer_engine
     if use_transformer_engine:
         spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=qk_norm)
@@ -52,7 +59,30 @@ def layer_spec(*, qk_norm: bool, use_transformer_engine: bool | None = None) -> 
         if qk_norm:
             attention.q_layernorm = attention.k_layernorm = RootMeanSquareNorm
     spec.submodules.mlp.submodules.activation_func = GatedUnit  # taken where our configuration says so: on a CPU
+    if lora is not None:
+        _adapt(spec.submodules, lora, use_transformer_engine, attention_linear)
     return spec
+
+
+def _adapt(layer: TransformerLayerSubmodules, lora: LoraSettings, use_transformer_engine: bool, attention_linear: str) -> None:
+    """Put adapted classes into the slots of the linear layers.
+
+    Transformer Engine fuses the norm into the linear layer behind it; an adapter needs the normalised input, so here both stand alone,
+    under the names on disk that they have together.
+    """
+    attention, mlp = layer.self_attention.submodules, layer.mlp.submodules
+    if use_transformer_engine:
+        from megatron.core.extensions.transformer_engine import TEColumnParallelLinear, TENorm
+
+        layer.input_layernorm = layer.pre_mlp_layernorm = TENorm
+        attention.linear_qkv = mlp.linear_fc1 = TEColumnParallelLinear
+        layer.sharded_state_dict_keys_map = {
+            "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
+            "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
+        }
+    attention.linear_qkv = adapted(attention.linear_qkv, attention_linear, lora)
+    attention.linear_proj = adapted(attention.linear_proj, "linear_proj", lora)
+    mlp.linear_fc1, mlp.linear_fc2 = adapted(mlp.linear_fc1, "linear_fc1", lora), adapted(mlp.linear_fc2, "linear_fc2", lora)
 
 
 class QueryKeyLayer(TransformerLayer):
@@ -64,9 +94,9 @@ class QueryKeyLayer(TransformerLayer):
         return hidden_states, None
 
 
-def query_key_layer_spec(*, qk_norm: bool, use_transformer_engine: bool | None = None) -> ModuleSpec:
+def query_key_layer_spec(*, qk_norm: bool, use_transformer_engine: bool | None = None, lora: LoraSettings | None = None) -> ModuleSpec:
     """The last layer of a truncated model: the same input norm and Q/K modules, everything after them left out."""
-    spec = copy.copy(layer_spec(qk_norm=qk_norm, use_transformer_engine=use_transformer_engine))
+    spec = copy.copy(_layer_spec(qk_norm, use_transformer_engine, lora, "linear_qk"))
     submodules = copy.copy(spec.submodules)
     attention = copy.copy(submodules.self_attention)
     attention.module = QueryKeyAttention
@@ -79,6 +109,7 @@ def query_key_layer_spec(*, qk_norm: bool, use_transformer_engine: bool | None =
     submodules.sharded_state_dict_keys_map = {
         "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
         "self_attention.linear_qk.layer_norm_": "self_attention.linear_qkv.layer_norm_",
+        "self_attention.linear_qk.adapter.": "self_attention.linear_qkv.adapter.",
     }
     spec.module, spec.submodules = QueryKeyLayer, submodules
     return spec

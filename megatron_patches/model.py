@@ -21,6 +21,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.utils.checkpoint import checkpoint
 
 from headrank.errors import InputError
+from headrank.lora_settings import LoraSettings
 from headrank.method.attention import BranchLayout
 from megatron_patches import device
 from megatron_patches.attention import LayerRows, RowCapture
@@ -106,11 +107,12 @@ def build_model(
     recompute: bool = False,
     padded_vocab_size: int | None = None,
     use_transformer_engine: bool | None = None,
+    lora: LoraSettings | None = None,
 ) -> HeadRankModel:
     """This rank's part of the model, on this rank's device, its weights not yet loaded.
 
     ``last_layer`` is l_max: layers above it do not exist and it makes only Q and K. None builds the full depth.
-    ``has_output`` adds final norm and output layer (full depth only).
+    ``has_output`` adds final norm and output layer (full depth only). ``lora`` adds adapters, undefined as all weights.
     """
     tensor_parallel_size = parallel_state.get_tensor_model_parallel_world_size()
     if last_layer is not None and not 0 <= last_layer < shape.layers:
@@ -127,6 +129,7 @@ def build_model(
         has_output=has_output,
         padded_vocab_size=padded_vocab_size or shape.padded_vocab(tensor_parallel_size),
         use_transformer_engine=use_transformer_engine,
+        lora=lora,
     )
 
 
@@ -142,9 +145,11 @@ class HeadRankModel(MegatronModule):
         has_output: bool,
         padded_vocab_size: int,
         use_transformer_engine: bool | None,
+        lora: LoraSettings | None,
     ) -> None:
         super().__init__(config=config)
         assert not (is_truncated and has_output), "a truncated model has no output"
+        self.lora = lora
         self.shape, self.is_truncated, self.has_output = shape, is_truncated, has_output
         self.model_type = ModelType.encoder_or_decoder
         self.pre_process = self.post_process = True  # asked for by Megatron's schedules and gradient finalisation
@@ -161,9 +166,9 @@ class HeadRankModel(MegatronModule):
             tp_group=self.tp_group,
         )
         has_norm, use_engine = shape.has_qk_norm, use_transformer_engine
-        specs = [layer_spec(qk_norm=has_norm, use_transformer_engine=use_engine) for _ in range(config.num_layers)]
+        specs = [layer_spec(qk_norm=has_norm, use_transformer_engine=use_engine, lora=lora) for _ in range(config.num_layers)]
         if is_truncated:
-            specs[-1] = query_key_layer_spec(qk_norm=has_norm, use_transformer_engine=use_engine)
+            specs[-1] = query_key_layer_spec(qk_norm=has_norm, use_transformer_engine=use_engine, lora=lora)
         self.decoder = TransformerBlock(
             config=config,
             spec=TransformerBlockSubmodules(layer_specs=specs, layer_norm=final_norm(use_transformer_engine)),

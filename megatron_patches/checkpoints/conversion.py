@@ -21,18 +21,21 @@ from torch.distributed.checkpoint import TensorStorageMetadata
 from torch.distributed.checkpoint import load as load_tensors
 
 from headrank.errors import InputError
+from headrank.reranking.peft_folder import PeftAdapter
 from megatron_patches.checkpoints.files import WRITE_ERRORS, complete_iterations, description, write_checkpoint, write_failure
 from megatron_patches.checkpoints.safetensors_files import SafetensorsReader, plan_shards, shard_file_names, write_index, write_shard
-from megatron_patches.checkpoints.weights import mapping_of, megatron_names, read_shard, split_sources
+from megatron_patches.checkpoints.weights import mapping_of, megatron_names, read_shard, source_shape, split_sources
+from megatron_patches.lora import adapter_name
 from megatron_patches.shape import ModelShape
 
 _STACKED = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 
 
-def import_hf(hf_directory: str | Path, root: str | Path, *, report: Any = iter) -> Path:
+def import_hf(hf_directory: str | Path, root: str | Path, *, adapter: PeftAdapter | None = None, report: Any = iter) -> Path:
     """Write release/ with every tensor of a Hugging Face model, bit for bit. Collective; each rank takes its share of the layers.
 
-    ``report`` wraps the names this rank works through, for a progress bar.
+    ``adapter`` is written beside the weights, for a training of adapters that goes on from it. ``report`` wraps the names this rank
+    works through, for a progress bar.
     """
     if complete_iterations(root):
         raise InputError(
@@ -52,10 +55,28 @@ def import_hf(hf_directory: str | Path, root: str | Path, *, report: Any = iter)
                 offset = [(0, index, len(pieces))] if len(pieces) > 1 else []
                 entry = ShardedTensor.from_rank_offsets(name, piece, *offset, allow_shape_mismatch=row.is_vocabulary)
                 state[f"{name}/{index}"] = entry
+    settings = None
+    if adapter is not None:
+        settings = adapter.settings()
+        tensors = adapter_tensors(adapter, shape)
+        state |= {name: ShardedTensor.from_rank_offsets(name, tensors[name]) for name in tensors if _owner(name, shape, size) == rank}
     try:
-        return write_checkpoint(root, "release", {"model": state}, description(shape, last_layer=None))
+        return write_checkpoint(root, "release", {"model": state}, description(shape, last_layer=None, lora=settings))
     except WRITE_ERRORS as error:
         raise InputError(f"--output {root}: cannot be written ({write_failure(error)}); make room or choose another directory") from error
+
+
+def adapter_tensors(adapter: PeftAdapter, shape: ModelShape) -> dict[str, torch.Tensor]:
+    """An adapter's matrices by their names on disk; one that does not fit the model is an InputError."""
+    tensors = {}
+    for module, (low, high) in adapter.factors.items():
+        _, layer, _, projection = module.split(".")
+        weight = (high.shape[0], low.shape[1])
+        if int(layer) >= shape.layers or weight != source_shape(shape, f"model.{module}.weight"):
+            raise InputError(f"{adapter.folder}: {module!r} adapts a weight {list(weight)}, which the base model does not have there")
+        tensors[adapter_name(int(layer), projection, "lora_A")] = low
+        tensors[adapter_name(int(layer), projection, "lora_B")] = high
+    return tensors
 
 
 def _owner(name: str, shape: ModelShape, size: int) -> int:

@@ -27,9 +27,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from headrank.errors import InputError
 from headrank.files import atomic_write
+from headrank.lora_settings import LoraSettings
 from megatron_patches.checkpoints.damage import require_undamaged
 from megatron_patches.checkpoints.optimizer_state import ensure_adam_state, load_optimizer_state
 from megatron_patches.checkpoints.writers import prepare_writers
+from megatron_patches.lora import adapter_parameter
 from megatron_patches.model import HeadRankModel
 from megatron_patches.shape import ModelShape
 
@@ -69,12 +71,15 @@ def save_checkpoint(
     if scheduler is not None:
         state["opt_param_scheduler"] = scheduler.state_dict()
     last_layer = bare.config.num_layers - 1 if bare.is_truncated else None
-    return write_checkpoint(root, iteration, state, description(bare.shape, last_layer, extra))
+    return write_checkpoint(root, iteration, state, description(bare.shape, last_layer, extra, lora=bare.lora))
 
 
-def description(shape: ModelShape, last_layer: int | None, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What makes a checkpoint describe itself: the model's sizes, where it is cut, and the caller's own data."""
-    return {"shape": dataclasses.asdict(shape), "last_layer": last_layer, "extra": dict(extra or {})}
+def description(
+    shape: ModelShape, last_layer: int | None, extra: Mapping[str, Any] | None = None, *, lora: LoraSettings | None = None
+) -> dict[str, Any]:
+    """What makes a checkpoint describe itself: the model's sizes, where it is cut, its adapters, and the caller's own data."""
+    adapters = None if lora is None else lora.to_dict()
+    return {"shape": dataclasses.asdict(shape), "last_layer": last_layer, "lora": adapters, "extra": dict(extra or {})}
 
 
 def write_checkpoint(root: str | Path, iteration: Iteration, state: ShardedStateDict, about: Mapping[str, Any]) -> Path:
@@ -126,10 +131,13 @@ def load_checkpoint(
     scheduler: Any = None,
     iteration: Iteration | None = None,
     check: Callable[[dict[str, Any]], None] | None = None,
+    *,
+    can_lack_adapters: bool = False,
 ) -> dict[str, Any]:
     """Load on all ranks together, at any TP; returns the ``extra`` saved with it. ``iteration`` None takes the latest complete one.
 
     ``check`` sees ``extra`` before anything is loaded. A file that was changed on disk is a DamagedCheckpoint.
+    ``can_lack_adapters`` leaves adapters of the model that the checkpoint does not have as they are.
 
     A truncated model also loads from a full-depth checkpoint (then without optimizer): upper layers and the last layer's V
     are left on disk. With a distributed or mixed-precision optimizer that is not loaded here, call its reload_model_params.
@@ -142,10 +150,13 @@ def load_checkpoint(
         check(extra)
     bare = unwrap_model(model)
     _check_fits(directory, common.get("headrank"), bare)
+    _check_adapters(directory, common.get("headrank", {}).get("lora"), bare.lora, can_lack_adapters)
     metadata = dist_checkpointing.load_content_metadata(preloaded_state_dict=common) or {}
     wanted: dict[str, Any] = {"model": _without_extra_state(bare.sharded_state_dict(metadata=dict(metadata)))}
     stored = dist_checkpointing.load_tensors_metadata(str(directory))
     _take_query_key_from_full(wanted["model"], bare, stored)
+    if can_lack_adapters:
+        wanted["model"] = {name: entry for name, entry in wanted["model"].items() if entry.key in stored or not adapter_parameter(name)}
     _check_keys(directory, wanted["model"], stored)
     if optimizer is not None:
         if "optimizer" not in common:
@@ -155,7 +166,8 @@ def load_checkpoint(
     # a truncated model reads parts of a full-depth checkpoint, which the integrity check would call incomplete
     loaded = dist_checkpointing.load(wanted, str(directory), validate_access_integrity=False)
     result = bare.load_state_dict(loaded["model"], strict=False)
-    assert not [key for key in [*result.missing_keys, *result.unexpected_keys] if not key.endswith("_extra_state")], result
+    missing = [key for key in result.missing_keys if not (can_lack_adapters and adapter_parameter(key))]
+    assert not [key for key in [*missing, *result.unexpected_keys] if not key.endswith("_extra_state")], result
     if optimizer is not None:
         load_optimizer_state(optimizer, loaded["optimizer"])
     if scheduler is not None and "opt_param_scheduler" in common:
@@ -241,6 +253,18 @@ def _check_fits(directory: Path, about: Mapping[str, Any] | None, model: HeadRan
             f"{directory}: holds layers 0-{about['last_layer']} only, {needed}; "
             "'headrank export-hf' completes it from its base model, start from that"
         )
+
+
+def _check_adapters(directory: Path, saved: Mapping[str, Any] | None, wanted: LoraSettings | None, can_lack: bool) -> None:
+    """Adapters change what the model computes: those of the checkpoint must be those of the run, rank, alpha and projections."""
+    found = LoraSettings.from_dict(saved)
+    if found == wanted or (found is None and can_lack):
+        return
+    if found is None:
+        raise InputError(f"{directory}: was trained without adapters; remove the flags --headrank-lora-*, or use another --save")
+    raise InputError(
+        f"{directory}: holds adapters, train them with {found.flags}; 'headrank export-hf' merges them into a model without any"
+    )
 
 
 def _check_keys(directory: Path, wanted: ShardedStateDict, stored: Mapping[str, ShardedTensor]) -> None:

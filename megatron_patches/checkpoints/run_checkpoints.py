@@ -24,6 +24,7 @@ from headrank.method.heads import HeadSet
 from megatron_patches.checkpoints import files as checkpoint
 from megatron_patches.checkpoints.damage import DamagedCheckpoint
 from megatron_patches.checkpoints.weights import load_hf_weights
+from megatron_patches.lora import reset_adapters
 from megatron_patches.training.config import TrainingConfig, changed_fields
 from megatron_patches.training.reference import files_fingerprint
 
@@ -52,12 +53,16 @@ def resolve_start(config: TrainingConfig) -> TrainingConfig:
 
 
 def load_start_weights(config: TrainingConfig, model: torch.nn.Module) -> None:
-    """The weights training starts from, which are also the reference's: --pretrained-checkpoint, else the model's safetensors."""
+    """The weights training starts from, which are also the reference's: --pretrained-checkpoint, else the model's safetensors.
+
+    Adapters start without effect, unless that checkpoint has them ('headrank import-hf --adapter').
+    """
+    reset_adapters(model, config.seed)
     if config.pretrained_checkpoint is None:
         load_hf_weights(model, config.model)
         return
     try:
-        checkpoint.load_checkpoint(config.pretrained_checkpoint, model)
+        checkpoint.load_checkpoint(config.pretrained_checkpoint, model, can_lack_adapters=True)
     except DamagedCheckpoint as damage:
         raise InputError(f"{damage}; start from another checkpoint, an older iter_NNNNNNN directory may be named itself") from damage
 

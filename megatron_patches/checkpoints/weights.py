@@ -16,6 +16,7 @@ import torch
 
 from headrank.errors import InputError
 from megatron_patches.checkpoints.safetensors_files import SafetensorsReader
+from megatron_patches.lora import adapter_parameter
 from megatron_patches.shape import ModelShape
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -158,13 +159,15 @@ def load_hf_weights(model: torch.nn.Module, hf_directory: str) -> None:
     """Fill this rank's part of a model from a Hugging Face directory, reading only the slices this rank needs.
 
     Works on the bare model and inside Megatron's wrappers. A truncated model reads nothing above its last layer. A missing
-    or wrongly shaped tensor is an InputError that names it; every parameter of the model is filled.
+    or wrongly shaped tensor is an InputError that names it; every parameter of the model is filled but those of adapters.
     """
     from megatron.core.utils import unwrap_model
 
     bare = unwrap_model(model)
     with SafetensorsReader(hf_directory) as reader:
         for name, parameter in bare.named_parameters():
+            if adapter_parameter(name) is not None:
+                continue
             source = name
             if name == "output_layer.weight" and "lm_head.weight" not in reader and bare.shape.is_tied:
                 source = "embedding.word_embeddings.weight"

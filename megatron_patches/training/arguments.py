@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrank.errors import OneLineParser
+from headrank.lora_settings import PROJECTIONS
 from headrank.method.loss_settings import DEFAULT_SCALES, OBJECTIVES, SCALINGS
 from headrank.method.prompt import LAYOUTS
 
@@ -228,6 +229,23 @@ HEADRANK_FLAGS: list[Flag] = [
         metavar="X",
     ),
     _switch("--headrank-full-depth", "Build every layer although nothing above l_max is ever trained; for comparison."),
+    _value(
+        "--headrank-lora-rank",
+        int,
+        0,
+        "Freeze the model and train low-rank adapters (LoRA) of this rank; 0 trains all weights, the paper's way.",
+    ),
+    _value(
+        "--headrank-lora-alpha", float, None, "The adapter's product is multiplied by alpha / rank. By default twice the rank.", metavar="X"
+    ),
+    _value(
+        "--headrank-lora-targets",
+        str,
+        None,
+        "Projections that have an adapter; by default all seven.",
+        nargs="+",
+        choices=list(PROJECTIONS),
+    ),
     _value(
         "--headrank-reference-cache",
         str,

@@ -13,6 +13,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from headrank.method.heads import HeadSet
 from megatron_patches.layer_spec import chosen_engine
+from megatron_patches.lora import freeze_base
 from megatron_patches.model import HeadRankModel, build_model, build_transformer_config
 from megatron_patches.shape import ModelShape
 from megatron_patches.training.config import TrainingConfig
@@ -23,7 +24,10 @@ ADAM_BYTES = 16  # float32 weight, gradient and two moments
 
 
 def build_policy(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> HeadRankModel:
-    """The model to train on this rank, weights undefined: layers 0..l_max, or all of them with the unused ones frozen."""
+    """The model to train on this rank, weights undefined: layers 0..l_max, or all of them with the unused ones frozen.
+
+    With adapters everything else is frozen. Weight decay acts on adapters as on any matrix: it draws the model towards its base.
+    """
     transformer_config = build_transformer_config(
         shape,
         tensor_model_parallel_size=config.tensor_parallel,
@@ -40,11 +44,14 @@ def build_policy(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> H
         last_layer=None if config.full_depth else heads.l_max,
         transformer_config=transformer_config,
         use_transformer_engine=chosen_engine(config.transformer_impl, transformer_config.params_dtype),
+        lora=config.lora,
     )
     if config.bf16:
         model.bfloat16()  # norms too: Transformer Engine's ignore params_dtype, and the optimizer cannot save a mixture
     if config.full_depth:
         _freeze_unused(model, heads.l_max)
+    if config.lora is not None:
+        freeze_base(model)
     return model
 
 
@@ -67,7 +74,7 @@ def _freeze_unused(model: HeadRankModel, last_layer: int) -> None:
     for number, layer in enumerate(model.decoder.layers):
         if number >= last_layer:
             for name, parameter in layer.named_parameters():
-                is_read = number == last_layer and (
+                is_read = (number == last_layer and "v_proj" not in name) and (
                     "linear_qkv" in name or "input_layernorm" in name or "q_layernorm" in name or "k_layernorm" in name
                 )
                 parameter.requires_grad_(is_read)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrank.errors import InputError
+from headrank.lora_settings import PROJECTIONS, LoraSettings, ordered
 from headrank.method.heads import HeadSet
 from headrank.method.loss_settings import DEFAULT_SCALES, LossSettings
 from megatron_patches.shape import ModelShape, check_tensor_parallel_size
@@ -67,6 +68,7 @@ class TrainingConfig:
     epochs: float
     loss: LossSettings
     schedule: ScheduleConfig
+    lora: LoraSettings | None
     bf16: bool
     recompute: bool
     recompute_first_layers: int | None
@@ -151,6 +153,7 @@ def config_from(args: argparse.Namespace, world_size: int) -> TrainingConfig:
         "epochs": args.headrank_epochs,
         "loss": _loss_from(args),
         "schedule": ScheduleConfig(**_taken(args, ScheduleConfig)),
+        "lora": _lora_from(args),
         "recompute": args.recompute_granularity == "full",
         "recompute_first_layers": args.recompute_num_layers if args.recompute_method == "block" else None,
         "recompute_modules": _recompute_modules(args),
@@ -162,6 +165,14 @@ def config_from(args: argparse.Namespace, world_size: int) -> TrainingConfig:
         "max_nan_steps": args.headrank_max_nan_steps,
     }
     return TrainingConfig(**{**_taken(args, TrainingConfig), **derived})
+
+
+def _lora_from(args: argparse.Namespace) -> LoraSettings | None:
+    """The adapters to train, or None for full fine-tuning."""
+    if not args.headrank_lora_rank:
+        return None
+    alpha = 2.0 * args.headrank_lora_rank if args.headrank_lora_alpha is None else args.headrank_lora_alpha
+    return LoraSettings(args.headrank_lora_rank, alpha, ordered(args.headrank_lora_targets or PROJECTIONS))
 
 
 def _recompute_modules(args: argparse.Namespace) -> tuple[str, ...]:

@@ -27,11 +27,11 @@ _RANGES: list[tuple[Callable[[float], bool], str, tuple[str, ...]]] = [
         "train_iters", "train_samples", "save_interval", "eval_interval", "eval_iters", "exit_interval", "exit_duration_in_mins",
         "log_interval", "tensorboard_log_interval", "seq_length", "micro_batch_size", "global_batch_size", "tensor_model_parallel_size",
         "lr", "lr_decay_iters", "adam_eps", "headrank_pairs_per_context", "headrank_max_nan_steps", "headrank_temperature",
-        "headrank_score_scale", "headrank_teacher_temperature", "recompute_num_layers")),
+        "headrank_score_scale", "headrank_teacher_temperature", "recompute_num_layers", "headrank_lora_alpha")),
     (lambda value: value >= 0, "must not be below 0", (
         "seed", "min_lr", "lr_warmup_iters", "lr_warmup_init", "weight_decay", "clip_grad", "num_workers", "headrank_keep_checkpoints",
         "headrank_teacher_ranknet", "headrank_teacher_listwise", "headrank_teacher_margin_mse",
-        "headrank_alpha", "headrank_beta", "headrank_gamma", "headrank_eta", "headrank_margin")),
+        "headrank_alpha", "headrank_beta", "headrank_gamma", "headrank_eta", "headrank_margin", "headrank_lora_rank")),
     (lambda value: 0 <= value < 1, "must be at least 0 and below 1", ("adam_beta1", "adam_beta2", "lr_warmup_fraction")),
     (lambda value: 0 < value <= _MINUTES_OF_A_YEAR, f"must be from 1 to {_MINUTES_OF_A_YEAR}, a year", ("distributed_timeout_minutes",)),
     (lambda value: 0 < value <= _MOST_EPOCHS, f"must be above 0 and at most {_MOST_EPOCHS}", ("headrank_epochs",)),
@@ -102,6 +102,10 @@ def _contradictions(args: argparse.Namespace) -> list[tuple[bool, str]]:
          f"{shortest} steps of --train-iters or --lr-decay-iters; lower it")),
         (args.headrank_with_retriever_order and not args.headrank_permutations, ("--headrank-with-retriever-order goes with shuffles; add "
          "--headrank-permutations N, without which the retriever's order is all there is")),
+        (not args.headrank_lora_rank and args.headrank_lora_alpha is not None, ("--headrank-lora-alpha goes with adapters; add "
+         "--headrank-lora-rank N")),
+        (not args.headrank_lora_rank and args.headrank_lora_targets is not None, ("--headrank-lora-targets goes with adapters; add "
+         "--headrank-lora-rank N")),
         (args.finetune and args.load is None and args.pretrained_checkpoint is None, ("--finetune needs weights to start from; "
          "add --load or --pretrained-checkpoint, or remove it")),
         (args.finetune and args.load is not None and args.pretrained_checkpoint is not None, ("--finetune starts from one checkpoint, but "

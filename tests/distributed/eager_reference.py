@@ -40,8 +40,15 @@ def toy_loss(scores_BN: torch.Tensor, num_documents: tuple[int, ...]) -> torch.T
 class EagerReference:
     """One model, one batch: logits, per-head statistics, scores of the core heads, the loss and all gradients."""
 
-    def __init__(self, directory: Path, contexts: list[EncodedContext], heads_by_layer: dict[int, list[int]]) -> None:
+    def __init__(
+        self, directory: Path, contexts: list[EncodedContext], heads_by_layer: dict[int, list[int]], adapter: Path | None = None
+    ) -> None:
+        """``adapter`` is a PEFT folder, which peft itself puts on the model."""
         model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+        if adapter is not None:
+            from peft import PeftModel
+
+            model = PeftModel.from_pretrained(model, adapter, is_trainable=True)
         per_context = [self._statistics(model, context) for context in contexts]
         self.logits = [values["logits"].detach() for values in per_context]
         self.masses, self.calibrated, self.entropies = (

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from headrank.errors import InputError
+from headrank.lora_settings import LoraSettings
 from headrank.method.heads import HeadSet
 from megatron_patches.shape import ModelShape
 from megatron_patches.training.arguments import HEADRANK_FLAGS, MEGATRON_FLAGS, build_parser, parse_arguments
@@ -54,6 +55,9 @@ def config(*flags: str, world_size: int = 1):
         (["--distributed-timeout-minutes", "-1"], 1, "--distributed-timeout-minutes -1 must be from 1"),
         (["--distributed-timeout-minutes", "2000000000"], 1, "a year"),
         (["--headrank-epochs", "1e300"], 1, "--headrank-epochs 1e[+]300 must be above 0 and at most"),
+        (["--headrank-lora-alpha", "8"], 1, "--headrank-lora-alpha goes with adapters; add --headrank-lora-rank N"),
+        (["--headrank-lora-targets", "q_proj"], 1, "--headrank-lora-targets goes with adapters"),
+        (["--headrank-lora-rank", "-1"], 1, "--headrank-lora-rank -1 must not be below 0"),
         (["--finetune"], 1, "add --load or --pretrained-checkpoint"),
         (["--finetune", "--load", "run", "--save", "./other/../run/"], 1, "another --save"),
         (["--finetune", "--load", "run", "--pretrained-checkpoint", "base"], 1, "--load run and --pretrained-checkpoint base are given"),
@@ -66,6 +70,16 @@ def config(*flags: str, world_size: int = 1):
 def test_contradictions_are_refused_with_what_to_change(flags, world_size, words):
     with pytest.raises(InputError, match=words):
         config(*flags, world_size=world_size)
+
+
+def test_full_fine_tuning_is_the_default_and_alpha_is_twice_the_rank_unless_given():
+    assert config().lora is None
+    assert config("--headrank-lora-rank", "8").lora == LoraSettings(8, 16.0)
+    chosen = config(
+        "--headrank-lora-rank", "8", "--headrank-lora-alpha", "3", "--headrank-lora-targets", "up_proj", "q_proj", "q_proj"
+    ).lora
+    assert chosen == LoraSettings(8, 3.0, ("q_proj", "up_proj")) and chosen.scale == 3 / 8
+    assert config(*chosen.flags.split()).lora == chosen and config(*LoraSettings(8, 16.0).flags.split()).lora == LoraSettings(8, 16.0)
 
 
 @pytest.mark.parametrize("value", ["inf", "nan", "-inf"])
