@@ -35,12 +35,14 @@ _FINE = 254  # the second integer's step is the first's divided by this
 
 @dataclass(frozen=True)
 class _PairQuery:
-    """The query vectors of one pair, ready for products with stored numbers; ``constant_X`` is q . centre, in natural units."""
+    """The vectors of all queries that read one pair, ready for products with stored numbers.
+
+    ``constant_X`` is q . centre, in natural units. Columns are by query, then head, then row.
+    """
 
     matrix_DX: torch.Tensor  # int8 [D, 2X] (coarse, then fine) or float32 [D, X], times log2(e)
     step_X: torch.Tensor | None  # of int8
     constant_X: torch.Tensor
-    heads: list[int]
 
 
 class Scanner:
@@ -50,7 +52,7 @@ class Scanner:
         """``places`` are the readout's pairs among the stored ones, ``pair_of_head`` the pair (of the readout's) of each head."""
         self.form, self.places, self.head_size = form, list(places), head_size
         self.heads_of_pair = [[head for head, pair in enumerate(pair_of_head) if pair == number] for number in range(len(self.places))]
-        self._is_all = self.places == list(range(len(self.places)))
+        self._is_all = self.places == list(range(len(form.scales.scale_AD)))
         self._buffers: dict[str, torch.Tensor] = {}
         self._scale_AD, self._centre_AD = (
             torch.from_numpy(values[self.places]) for values in (form.scales.scale_AD, form.scales.centre_AD)
@@ -58,50 +60,59 @@ class Scanner:
 
     @torch.inference_mode()
     def scores(
-        self, query: QueryVectors, entries: Sequence[Entry], weights_K: torch.Tensor, offsets_K: torch.Tensor | None, floor: float
+        self,
+        queries: Sequence[QueryVectors],
+        entries: Sequence[Entry],
+        weights_K: torch.Tensor,
+        offsets_K: torch.Tensor | None = None,
+        floor: float = 0.0,
     ) -> torch.Tensor:
-        """Scores [N] of one query (U = 1), float32 on the CPU; an empty passage gets 0, as from ``late_scores``."""
-        weights_K, opening_KR, weights_R = weights_K.cpu(), query.opening_UKR[0].cpu(), query.weights_UR[0].cpu()
+        """Scores [U, N] of queries (each with U = 1 of its own), float32 on the CPU; an empty passage gets 0, as from ``late_scores``."""
+        weights_K = weights_K.cpu()
         offsets_K = None if offsets_K is None else offsets_K.cpu()
-        vectors_KRD = query.vectors_UKRD[0].float().cpu()
-        prepared = [self._prepare(vectors_KRD, pair) for pair in range(len(self.places))]
+        vectors = [query.vectors_UKRD[0].float().cpu() for query in queries]
+        prepared = [self._prepare(vectors, pair) for pair in range(len(self.places))]
         parts = []
         for tile in _tiles(entries):
-            sums_NKR = self._log_sums(prepared, tile, vectors_KRD)
             is_empty_N1 = torch.tensor([entry.num_tokens == 0 for entry in tile])[:, None]
-            sums_NKR = sums_NKR.masked_fill(is_empty_N1[..., None], 0.0)
-            values_NK = mean_over_rows(row_values(sums_NKR, opening_KR, offsets_K, floor), weights_R)
-            parts.append(weighted_sum(values_NK.masked_fill(is_empty_N1, 0.0), weights_K))
-        return torch.cat(parts) if parts else torch.zeros(0)
+            of_tile = []
+            for query, sums_NKR in zip(queries, self._log_sums(prepared, tile, vectors), strict=True):
+                sums_NKR.masked_fill_(is_empty_N1[..., None], 0.0)
+                values_NKR = row_values(sums_NKR, query.opening_UKR[0].cpu(), offsets_K, floor)
+                values_NK = mean_over_rows(values_NKR, query.weights_UR[0].cpu())
+                of_tile.append(weighted_sum(values_NK.masked_fill(is_empty_N1, 0.0), weights_K))
+            parts.append(torch.stack(of_tile))
+        return torch.cat(parts, dim=1) if parts else torch.zeros(len(queries), 0)
 
-    def _prepare(self, vectors_KRD: torch.Tensor, pair: int) -> _PairQuery:
-        heads = self.heads_of_pair[pair]
-        vectors_XD = vectors_KRD[heads].flatten(0, 1)
+    def _prepare(self, vectors: Sequence[torch.Tensor], pair: int) -> _PairQuery:
+        vectors_XD = torch.cat([vectors_KRD[self.heads_of_pair[pair]].flatten(0, 1) for vectors_KRD in vectors])
         constant_X = (vectors_XD * self._centre_AD[pair]).sum(-1)
         if self.form.dtype != "int8":
-            return _PairQuery((vectors_XD * _LOG2_E).T.contiguous(), None, constant_X, heads)
+            return _PairQuery((vectors_XD * _LOG2_E).T.contiguous(), None, constant_X)
         scaled_XD = vectors_XD * self._scale_AD[pair] * _LOG2_E
         step_X1 = scaled_XD.abs().amax(-1, keepdim=True).div_(127).clamp_min_(1e-30)
         coarse = (scaled_XD / step_X1).round_()
         fine = ((scaled_XD / step_X1 - coarse) * _FINE).round_()
-        return _PairQuery(torch.cat([coarse, fine]).to(torch.int8).T.contiguous(), step_X1[:, 0].contiguous(), constant_X, heads)
+        return _PairQuery(torch.cat([coarse, fine]).to(torch.int8).T.contiguous(), step_X1[:, 0].contiguous(), constant_X)
 
-    def _log_sums(self, prepared: Sequence[_PairQuery], tile: Sequence[Entry], vectors_KRD: torch.Tensor) -> torch.Tensor:
-        """Log-sum-exp [N, K, R] in natural units of each passage's keys."""
-        lengths = [entry.keys_ATD.shape[1] for entry in tile]
+    def _log_sums(self, prepared: Sequence[_PairQuery], tile: Sequence[Entry], vectors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Per query the log-sum-exp [N, K, R] in natural units of each passage's keys."""
+        lengths = [entry.num_keys for entry in tile]
         keys_ATD = self._gather(tile, lengths)
         starts_N = torch.tensor([0, *np.cumsum(lengths)[:-1]])
         numbers_T = torch.arange(keys_ATD.shape[1])
         counts_T = self._counts(tile, lengths)
-        num_rows = vectors_KRD.shape[1]
-        sums_NKR = torch.empty(len(tile), len(vectors_KRD), num_rows)
+        sums = [torch.empty(len(tile), *vectors_KRD.shape[:2]) for vectors_KRD in vectors]
         for pair, query in enumerate(prepared):
             powers_TX = self._logits(keys_ATD[pair], query).exp2_()
             sums_NX = F.embedding_bag(numbers_T, powers_TX, starts_N, mode="sum", per_sample_weights=counts_T)
-            logs_NX = sums_NX.log_().add_(query.constant_X)
-            sums_NKR[:, query.heads] = logs_NX.unflatten(1, (-1, num_rows))
-        self._mend(sums_NKR, tile, vectors_KRD)
-        return sums_NKR
+            heads = self.heads_of_pair[pair]
+            sizes = [len(heads) * vectors_KRD.shape[1] for vectors_KRD in vectors]
+            for sums_NKR, own_NX in zip(sums, sums_NX.log_().add_(query.constant_X).split(sizes, dim=1), strict=True):
+                sums_NKR[:, heads] = own_NX.unflatten(1, (len(heads), -1))
+        for sums_NKR, vectors_KRD in zip(sums, vectors, strict=True):
+            self._mend(sums_NKR, tile, vectors_KRD)
+        return sums
 
     def _gather(self, tile: Sequence[Entry], lengths: Sequence[int]) -> torch.Tensor:
         """The tile's keys side by side, [A, T, D] in the stored format: the only copy, into a buffer that stays."""
@@ -112,7 +123,7 @@ class Scanner:
         for entry, length in zip(tile, lengths, strict=True):
             stored = entry.keys_ATD
             if self._is_all:
-                into[:, start : start + length] = stored[: len(self.places)]
+                into[:, start : start + length] = stored
             else:
                 for row, place in enumerate(self.places):
                     into[row, start : start + length] = stored[place]
@@ -149,6 +160,8 @@ class Scanner:
 
     def _mend(self, sums_NKR: torch.Tensor, tile: Sequence[Entry], vectors_KRD: torch.Tensor) -> None:
         """Sum passages again, with their maximum, whose powers of two left the range of float32."""
+        if sums_NKR.sum().isfinite():
+            return
         is_wrong_N = ~sums_NKR.isfinite().flatten(1).all(1)
         for row in is_wrong_N.nonzero()[:, 0].tolist():
             stored = tile[row].keys_ATD
@@ -173,7 +186,7 @@ def _tiles(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
     tile: list[Entry] = []
     size = 0
     for entry in entries:
-        length = entry.keys_ATD.shape[1]
+        length = entry.num_keys
         if tile and size + length > TILE_TOKENS:
             yield tile
             tile, size = [], 0

@@ -53,6 +53,11 @@ class Entry:
         return self.segment.keys(self.number)
 
     @property
+    def num_keys(self) -> int:
+        """Stored tokens."""
+        return int(self.segment.records["num_keys"][self.number])
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of its text."""
         return int(self.segment.records["num_tokens"][self.number])
