@@ -27,9 +27,11 @@ VERBS: dict[str, tuple[str, str]] = {
     "import-hf": ("import_hf", "Hugging Face model -> Megatron checkpoint"),
     "export-hf": ("export_hf", "Megatron checkpoint -> Hugging Face model with its heads and a model card"),
     "rerank": ("rerank", "rerank the candidates of a collection, TREC run in, TREC run out"),
+    "serve": ("serve", "rerank over HTTP for clients of Cohere, Jina, vLLM and text-embeddings-inference"),
     "fuse": ("fuse", "a reranked run and its first stage together, by a weighted sum of standardised scores"),
     "evaluate": ("evaluate", "measures, confidence intervals and paired tests for runs"),
     "benchmark": ("benchmark", "the paper's benchmarks: list, prepare, run a matrix of models and methods"),
+    "experiment": ("experiment", "a study from its file: run its phases, resume, show what is done"),
     "report": ("report", "tables, figures and one page from a directory of results"),
     "view": ("view", "token-level attention of one query as a self-contained page"),
     "plan": ("plan", "rehearse a training job without its hardware: memory, FLOPs, traffic, time"),
@@ -45,6 +47,8 @@ EXTRAS = {
     "transformer_engine": "gpu",
     "sentence_transformers": "teacher",
     "onnxruntime": "teacher",
+    "fastapi": "serve",
+    "uvicorn": "serve",
 }
 
 

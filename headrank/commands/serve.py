@@ -1,0 +1,85 @@
+"""Serve reranking over HTTP to clients of Cohere, Jina, vLLM and text-embeddings-inference, all on one port.
+
+The port opens at once; /ready says 200 when the model is loaded. SIGTERM finishes what was taken. Needs the extra 'serve':
+pip install 'headrank[serve]'. Try it: curl http://127.0.0.1:8000/rerank -H 'Content-Type: application/json'
+-d '{"query": "...", "documents": ["...", "..."]}'
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from headrank.commands import options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `headrank serve`."""
+    options.add_model_arguments(parser)
+    parser.add_argument("--heads", metavar="FILE", help="heads.json, or 'all' (default: the model's own)")
+    parser.add_argument("--store", metavar="DIR", help="a passage store made by 'headrank index': its passages are not computed again")
+    parser.add_argument("--served-model-name", metavar="NAME", help="the model's name in answers (default: the last part of --model)")
+    group = parser.add_argument_group("who may ask")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)")
+    group.add_argument("--port", type=_port, default=8000, help="port (default 8000; 0 lets the system choose)")
+    group.add_argument("--api-key-file", metavar="FILE", help="keys that are let in, one a line, as 'Authorization: Bearer KEY'")
+    group.add_argument(
+        "--open-to-anyone", action="store_true", help="listen on an address that others can reach, without keys (behind a proxy that asks)"
+    )
+    group = parser.add_argument_group("how much")
+    group.add_argument(
+        "--max-batch-tokens",
+        type=options.positive_int,
+        metavar="N",
+        help="tokens computed together (2048 on a CPU, 32768 on a GPU)",
+    )
+    group.add_argument("--max-queue", type=options.positive_int, default=256, metavar="N", help="waiting lists; one more gets 429 (256)")
+    group.add_argument("--max-documents", type=options.positive_int, default=1000, metavar="N", help="documents of a request (1000)")
+    group.add_argument("--max-list-tokens", type=options.positive_int, default=1 << 17, metavar="N", help="tokens of a list (131072)")
+    group.add_argument("--max-body-bytes", type=options.positive_int, default=8 << 20, metavar="N", help="bytes of a body (8388608)")
+    group.add_argument("--request-seconds", type=_seconds, default=60.0, metavar="S", help="until a waiting request gets 503 (60)")
+    group.add_argument("--drain-seconds", type=_seconds, default=30.0, metavar="S", help="for finishing after SIGTERM (30)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until told to stop; returns the exit code."""
+    from headrank.serving.settings import ServeSettings
+
+    settings = ServeSettings(
+        model=args.model,
+        heads=args.heads,
+        store=args.store,
+        served_name=args.served_model_name,
+        device=args.device,
+        dtype=args.dtype,
+        host=args.host,
+        port=args.port,
+        api_key_file=args.api_key_file,
+        is_open_to_anyone=args.open_to_anyone,
+        max_batch_tokens=args.max_batch_tokens,
+        max_queue=args.max_queue,
+        max_body_bytes=args.max_body_bytes,
+        max_documents=args.max_documents,
+        max_list_tokens=args.max_list_tokens,
+        request_seconds=args.request_seconds,
+        drain_seconds=args.drain_seconds,
+    )
+    from headrank.serving.run import serve
+
+    serve(settings)
+    return 0
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a port; give a number from 0 to 65535")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number of seconds") from None
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text} is not a sensible number of seconds")
+    return value
