@@ -27,6 +27,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "import-hf": ("import_hf", "Hugging Face model -> Megatron checkpoint"),
     "export-hf": ("export_hf", "Megatron checkpoint -> Hugging Face model with its heads and a model card"),
     "rerank": ("rerank", "rerank the candidates of a collection, TREC run in, TREC run out"),
+    "fit-relevance": ("fit_relevance", "scores -> chances of being relevant, fitted on judged lists"),
     "serve": ("serve", "rerank over HTTP for clients of Cohere, Jina, vLLM and text-embeddings-inference"),
     "fuse": ("fuse", "a reranked run and its first stage together, by a weighted sum of standardised scores"),
     "evaluate": ("evaluate", "measures, confidence intervals and paired tests for runs"),
