@@ -7,6 +7,7 @@ VENV ?= .venv
 TP ?= 1
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
+DEMO_ARGS ?=
 GPU_REPORT ?= gpu-report.json
 MEGATRON_WHEELS ?= $(HOME)/.cache/headrank/megatron-wheels
 ifneq ($(words $(VENV)),1)
@@ -36,7 +37,7 @@ setup: $(RUN_STAMP) ## install headrank with training into VENV
 setup-dev: $(DEV_STAMP) ## the same and the tools for tests and lint
 
 demo: $(RUN_STAMP) ## the main job on the embedded model and collection: pairs, heads, training, export, reranking, report
-	@TP=$(TP) launch/demo.sh
+	'$(BIN)/headrank' experiment run configs/demo.yaml --set training.tensor_parallel=$(TP) $(DEMO_ARGS)
 
 test: $(DEV_STAMP) ## all tests: unit, distributed, end to end
 	'$(BIN)/python' -m pytest $(PYTEST_ARGS)

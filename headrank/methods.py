@@ -61,6 +61,9 @@ METHODS: dict[str, Method] = {
     )
 }
 
+# What `headrank select-heads --method` can find heads by; 'qr-ndcg' is a variant without a row of its own.
+POLICIES = ("entropy", "core", "qr", "qr-ndcg", "niah")
+
 _SHARED_OPTIONS = frozenset({"device", "dtype", "batch_size"})
 _OPTIONS: dict[str, frozenset[str]] = {
     "first-stage": frozenset(),

@@ -49,7 +49,7 @@ class RowCapture(PackedSeqParams):
 
     qkv_format: str = "sbhd"
     layout: BranchLayout | None = None
-    local_heads_by_layer: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    local_heads_by_layer: Mapping[int, Sequence[int] | torch.Tensor] = field(default_factory=dict)
     rows: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class RowCapture(PackedSeqParams):
         heads = self.local_heads_by_layer.get(layer)
         if heads is not None:
             assert self.layout is not None, "rows were asked for without a layout"
-            index = torch.tensor(list(heads), dtype=torch.long, device=query_BPSD.device)
+            index = torch.as_tensor(heads, dtype=torch.long, device=query_BPSD.device)
             self.rows[layer] = mean_row_probabilities(query_BPSD, key_BGSD, self.layout, index, scale)
 
 
@@ -170,6 +170,7 @@ class QueryKeyAttention(MegatronModule):
         attn_mask_type: AttnMaskType = AttnMaskType.causal,
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
+        **_: Any,  # what newer releases of Megatron-Core add, such as the module's name
     ) -> None:
         super().__init__(config=config)
         self.layer_number = layer_number

@@ -190,6 +190,7 @@ class HeadRankModel(MegatronModule):
             )
         # a plain attribute, not a buffer: a bf16 wrapper would round the frequencies
         self.inverse_frequencies = shape.inverse_frequencies().to(device.device())
+        self._head_indices: dict[tuple[int, ...], torch.Tensor] = {}
 
     @property
     def heads_on_rank(self) -> range:
@@ -233,7 +234,7 @@ class HeadRankModel(MegatronModule):
 
         def run(hidden_SBE: torch.Tensor) -> tuple[torch.Tensor, ...]:
             # a capture of its own inside the region: recomputation must not write into the outer one
-            capture = RowCapture(layout=layout, local_heads_by_layer={} if mine is None else {layer: mine})
+            capture = RowCapture(layout=layout, local_heads_by_layer={} if mine is None else {layer: self._index_of(mine)})
             output, _ = self.decoder.layers[layer](
                 hidden_states=hidden_SBE, attention_mask=None, rotary_pos_emb=rotary_SB1D, packed_seq_params=capture
             )
@@ -247,6 +248,13 @@ class HeadRankModel(MegatronModule):
         if mine is None:
             return output, None
         return output, LayerRows(tuple(head + self.heads_on_rank.start for head in mine), *rows)
+
+    def _index_of(self, heads: Sequence[int]) -> torch.Tensor:
+        """Head numbers on the device; the same few every time, and a copy would wait for the GPU."""
+        known = self._head_indices.get(tuple(heads))
+        if known is None:
+            known = self._head_indices[tuple(heads)] = torch.tensor(list(heads), dtype=torch.long, device=self.inverse_frequencies.device)
+        return known
 
     def _rotary(self, position_ids_BS: torch.Tensor) -> torch.Tensor:
         """Rotary angles [S, B, 1, D] by position id, so that the calibration branch can restart its positions."""

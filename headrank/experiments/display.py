@@ -162,7 +162,7 @@ class LiveDisplay(PlainDisplay):
 
 def _output(running: RunningPhase) -> list[str]:
     """The lines of this attempt, without progress bars, which overwrite themselves."""
-    lines = running.log.read_text(encoding="utf-8", errors="replace").split("\n")
+    lines = running.log.read_bytes().decode("utf-8", "replace").split("\n")  # not as text, which would make a "\r" a new line
     begins = [number for number, line in enumerate(lines) if line.startswith("--- ")]
     return [line for line in lines[begins[-1] + 1 if begins else 0 :] if line.strip() and "\r" not in line]
 

@@ -48,6 +48,14 @@ def remember_processes(memory: Path, processes: int) -> None:
             stream.write(f"{processes}\n")
 
 
+def gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them. Nothing of CUDA is loaded to find out."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name for name in named.split(",") if name.strip()]
+    return [str(number) for number in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
+
+
 def environment(jobs: int, processes: int) -> dict[str, str]:
     """Variables of one of ``jobs`` phases that run at a time, each of ``processes`` processes; what the user set stays."""
     threads = max(1, num_cores() // (jobs * processes))

@@ -53,6 +53,12 @@ class Phase:
     external: tuple[Path, ...] = ()
     is_always_done: bool = False  # cheap, and what it reads is not listed
     prints: bool = False  # its output is for people, and shown when it ends
+    remedy: str = ""  # where a file of ``external`` comes from
+
+    @property
+    def num_processes(self) -> int:
+        """Of its command."""
+        return self.action.processes if isinstance(self.action, Command) else 1
 
     def why_stale(self) -> str | None:
         """The first reason to do it (again); None where everything it makes is valid."""
@@ -100,7 +106,17 @@ def require_inputs(chosen: Sequence[Phase], phases: Sequence[Phase]) -> None:
     for phase in chosen:
         for path in phase.external:
             if not path.exists() and not path.with_name(f"{path.name}.gz").exists():
-                raise InputError(f"{phase.name}: {path}: no such file (a relative path is taken from {Path.cwd()})")
+                remedy = phase.remedy or f"a relative path is taken from {Path.cwd()}"
+                raise InputError(f"{phase.name}: {path}: no such file; {remedy}")
+            _refuse_own_output(phase, path, phases)
         for need in (by_name[name] for name in phase.needs if name not in names):
             if not all(artifact.exists for artifact in need.artifacts):
                 raise InputError(f"{phase.name} needs {need.name}, which is not done; choose it too: --only {need.name} {phase.name}")
+
+
+def _refuse_own_output(phase: Phase, path: Path, phases: Sequence[Phase]) -> None:
+    """What is read must not lie where the study writes: an artefact of other settings is removed before it is made again."""
+    for other in phases:
+        for artifact in other.artifacts:
+            if path.resolve().is_relative_to(artifact.path.resolve()):
+                raise InputError(f"{phase.name} reads {path}, which {other.name} would replace; choose another output for the study")

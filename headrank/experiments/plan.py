@@ -180,7 +180,7 @@ def plan_heads(plan: Plan, run: str, recipe: Recipe) -> tuple[Path, str]:
     attention = [method for method in heads.methods if method != "niah"]
     if not attention:
         return heads_path(plan, run, recipe, "niah"), plan_needles(plan, run, recipe)
-    phase, folder = plan.shared("heads", run, _same_heads(recipe, plan.base))
+    phase, folder = selection_phase(plan, run, recipe), heads_path(plan, run, recipe, attention[0]).parent
     lists = selection_lists(plan, run, recipe)
     words = [*HEADRANK, "select-heads", "--method", *attention, "--model", recipe.model, *lists.flags, *selection_flags(plan, heads)]
     output = folder / "heads.json"
@@ -207,7 +207,7 @@ def plan_needles(plan: Plan, run: str, recipe: Recipe) -> str:
     """NIAH's heads, from needles in the passages of the first training collection."""
     heads = recipe.heads
     assert heads is not None
-    phase, _ = plan.shared("needles", run, _same_heads(recipe, plan.base))
+    phase = needles_phase(plan, run, recipe)
     output, collection = heads_path(plan, run, recipe, "niah"), recipe.data.collections[:1]
     words = [*HEADRANK, "select-heads", "--method", "niah", "--model", recipe.model, *_collection_flags(collection)]
     words += ["--needles", str(heads.needles), *flags_of(recipe.prompt), "--output", str(output)]
@@ -215,6 +215,16 @@ def plan_needles(plan: Plan, run: str, recipe: Recipe) -> str:
     reads = (*collection_reads(collection)[-2:], *model_reads(recipe.model))
     made = plan.artifact(phase, output, settings, reads)
     return plan.add(Phase(phase, Command((*words,)), (made,), external=collection_files(collection)[-1:], prints=True))
+
+
+def selection_phase(plan: Plan, run: str, recipe: Recipe) -> str:
+    """The phase that selects a run's heads by attention."""
+    return plan.shared("heads", run, _same_heads(recipe, plan.base))[0]
+
+
+def needles_phase(plan: Plan, run: str, recipe: Recipe) -> str:
+    """The phase that selects a run's heads by needles."""
+    return plan.shared("needles", run, _same_heads(recipe, plan.base))[0]
 
 
 def _head_settings(recipe: Recipe) -> dict[str, Any]:
@@ -277,10 +287,22 @@ def selection_flags(plan: Plan, heads: Heads) -> list[str]:
     return words
 
 
+def _choice(plan: Plan, tensor_parallel: int) -> Path:
+    return plan.output / STAMPS / f"processes.tp{tensor_parallel}"
+
+
 def processes_of(plan: Plan, recipe: Recipe) -> int:
     """The number of training processes; what 'auto' chose once is kept for the study."""
     training = recipe.training
     assert training is not None
     if training.processes != "auto":
         return training.processes
-    return machine.choose_processes(plan.output / STAMPS / f"processes.tp{training.tensor_parallel}", training.tensor_parallel)
+    return machine.choose_processes(_choice(plan, training.tensor_parallel), training.tensor_parallel)
+
+
+def remember_choices(plan: Plan) -> None:
+    """Keep what 'auto' stands for in this study, from its first run on."""
+    for recipe in plan.loaded.recipes.values():
+        if recipe.training is not None and recipe.training.processes == "auto":
+            size = recipe.training.tensor_parallel
+            machine.remember_processes(_choice(plan, size), processes_of(plan, recipe))

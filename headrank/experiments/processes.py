@@ -31,6 +31,7 @@ class RunningPhase:
     phase: Phase
     process: subprocess.Popen[bytes]
     log: Path
+    slot: int = 0
     started: float = field(default_factory=time.monotonic)
     _signalled: float = 0.0
 
@@ -57,8 +58,10 @@ class RunningPhase:
         return ""
 
 
-def start(phase: Phase, output: Path, jobs: int, lock: int) -> RunningPhase:
-    """Start a phase. It inherits the lock: as long as it lives, even without its runner, nobody else begins the study again.
+def start(phase: Phase, output: Path, jobs: int, lock: int, slot: int = 0) -> RunningPhase:
+    """Start a phase; the one in slot N sees the N-th GPU alone, if it is one process.
+
+    It inherits the lock: as long as it lives, even without its runner, nobody else begins the study again.
 
     SIGUSR1 is ignored from the start, which a process inherits, so that it kills neither torchrun nor a training that is loading;
     the training takes it over once it can save.
@@ -66,9 +69,16 @@ def start(phase: Phase, output: Path, jobs: int, lock: int) -> RunningPhase:
     log = log_path(output, phase)
     log.parent.mkdir(parents=True, exist_ok=True)
     action = phase.action
-    processes = action.processes if isinstance(action, Command) else 1
+    processes = phase.num_processes
     inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
-    environment = {**inherited, **machine.environment(jobs, processes), **(action.environment if isinstance(action, Command) else {})}
+    gpus = machine.gpus() if jobs > 1 and processes == 1 else []
+    its_gpu = {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {}
+    environment = {
+        **inherited,
+        **machine.environment(jobs, processes),
+        **its_gpu,
+        **(action.environment if isinstance(action, Command) else {}),
+    }
     root = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     words = action.words if isinstance(action, Command) else (sys.executable, "-m", "headrank.experiments.worker")
@@ -92,7 +102,7 @@ def start(phase: Phase, output: Path, jobs: int, lock: int) -> RunningPhase:
     if isinstance(action, Call) and process.stdin is not None:
         with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
             pickle.dump(action, pipe)
-    return RunningPhase(phase, process, log)
+    return RunningPhase(phase, process, log, slot)
 
 
 def _is_main_thread() -> bool:
@@ -124,3 +134,18 @@ def only_runner(path: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)  # a phase that still runs keeps the lock
+
+
+def holder_of_lock(path: Path) -> str | None:
+    """The process that works on a study now; None where nobody does."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.read(descriptor, 100).decode("ascii", "replace").strip()
+    finally:
+        os.close(descriptor)
+    return None

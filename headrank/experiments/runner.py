@@ -10,12 +10,13 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
 from headrank.artifacts import Artifact
+from headrank.experiments import machine
 from headrank.experiments.phases import STAMPS, Phase, check_plan, require_inputs
 from headrank.experiments.processes import RunningPhase, only_runner, start
 
@@ -64,11 +65,12 @@ class Runner:
         self._failures: list[int] = []
         self._begun: dict[str, list[Artifact]] = {}  # phase -> what it makes (again)
 
-    def run(self, chosen: Sequence[Phase]) -> int:
-        """Do the chosen phases; 0 all done, 3 stopped and saved, 2 a phase has bad input, 1 a phase failed."""
+    def run(self, chosen: Sequence[Phase], first: Callable[[], None] = lambda: None) -> int:
+        """Do the chosen phases, and ``first`` before them; 0 all done, 3 stopped and saved, 2 a phase has bad input, 1 a phase failed."""
         require_inputs(chosen, self.phases)
         self.states = {phase.name: WAITING for phase in chosen}
         with only_runner(self.lock) as lock, self._told_of_signals():
+            first()
             self.display.begin(chosen, self.states)
             try:
                 self._loop(list(chosen), lock)
@@ -102,7 +104,7 @@ class Runner:
             needs = [self.states[name] for name in phase.needs if name in self.states]
             if any(state in (FAILED, BLOCKED, STOPPED) for state in needs):
                 self.states[phase.name] = BLOCKED
-            elif any(state not in SETTLED for state in needs) or len(self._running) >= self.jobs or self._stops:
+            elif any(state not in SETTLED for state in needs) or not self._has_room(phase) or self._stops:
                 left.append(phase)
             elif (reason := phase.why_stale()) is None:
                 self.states[phase.name] = VALID
@@ -112,9 +114,16 @@ class Runner:
                 for artifact in self._begun[phase.name]:
                     artifact.begin()
                 self.states[phase.name] = RUNNING
-                self._running.append(start(phase, self.output, self.jobs, lock))
+                slot = min(set(range(self.jobs)) - {running.slot for running in self._running})
+                self._running.append(start(phase, self.output, self.jobs, lock, slot))
                 self.display.started(self._running[-1], reason)
         return left
+
+    def _has_room(self, phase: Phase) -> bool:
+        """``jobs`` phases at a time; where there are GPUs, one of several processes takes them all and is alone."""
+        if machine.gpus() and self._running and any(each.num_processes > 1 for each in (phase, *(one.phase for one in self._running))):
+            return False
+        return len(self._running) < self.jobs
 
     def _settle(self, running: RunningPhase) -> None:
         """A process ended: its artefacts are complete, or kept to be continued."""

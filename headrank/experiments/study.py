@@ -16,9 +16,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from headrank.commands.select_heads import POLICIES
 from headrank.method.prompt import LAYOUTS, ORDERS, QUERY_ROWS
-from headrank.methods import METHODS
+from headrank.methods import METHODS, POLICIES
 
 MATRIX_ORDERS = ("retriever", "reversed", "shuffled")
 Flags = dict[str, bool | int | float | str]
@@ -83,7 +82,10 @@ class Pairs(Settings):
 
 
 class Heads(Settings):
-    """Head selection on the model before training: the flags of `headrank select-heads`."""
+    """Head selection on the model before training: the flags of `headrank select-heads`.
+
+    Given without ``training`` the study ends with heads; ``heads: null`` and ``training: null`` end it with the training lists.
+    """
 
     methods: Annotated[list[str], Field(min_length=1)] = ["entropy"]  # the first is what training uses
     file: Path | None = None  # a heads.json to train instead of selecting one
@@ -203,25 +205,39 @@ class Recipe(Settings):
 
 
 class Benchmark(Settings):
-    """A collection to measure on. Without ``collection`` the name is one of `headrank benchmark list`, prepared before."""
+    """A collection to measure on. Without ``collection`` the name is one of `headrank benchmark list`.
+
+    Such a benchmark was prepared before, or ``prepare`` says from what (pyserini, ir_datasets or a folder), as in
+    `headrank benchmark prepare NAME --from`.
+    """
 
     collection: Path | None = None
+    prepare: str | None = None
     queries: Path | None = None  # only these query ids
     depths: list[PositiveInt] | None = None  # candidates reranked; default: the benchmark's own, else 40
     max_words: PositiveInt | None = None
     measures: list[str] | None = None  # the leading one first; default: the benchmark's own, else nDCG@10
+    methods: list[str] | None = None  # only rows of these methods; default: all
 
     @field_validator("depths", "measures")
     @classmethod
     def _different(cls, values: list[Any] | None) -> list[Any] | None:
         return values if values is None else _without_repetition(values)
 
+    @model_validator(mode="after")
+    def _one_source(self) -> Benchmark:
+        if self.collection is not None and self.prepare is not None:
+            raise ValueError("collection and prepare both say where it comes from; give one of them")
+        return self
+
 
 class Row(Settings):
     """One row of the tables: a method on a model with heads, per run where the model or the heads are those of a run."""
 
     method: str
+    title: str | None = None  # in the table that `headrank experiment run` ends with; default: the method's name
     variant: str | None = None  # a label: 'headrank+untrained'
+    name: str | None = None  # the model's name in tables; default: that of the study
     model: Literal["base", "trained", "final"] = "base"  # trained: with the heads given here; final: the exported model with its own
     heads: str | None = None  # a method of heads.methods, 'before' or 'after' (the run's), or a file
     layout: str | None = None
@@ -229,7 +245,8 @@ class Row(Settings):
     runs: list[str] | None = None  # default: all
     benchmarks: list[str] | None = None  # default: all
     depths: list[PositiveInt] | None = None
-    queries: Path | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None  # default: that of measure
+    fuse: Annotated[float, Field(ge=0, le=1)] | None = None  # weight beside the first stage's scores, as `headrank fuse --weight`
 
     @model_validator(mode="after")
     def _known(self) -> Row:
@@ -237,6 +254,9 @@ class Row(Settings):
         _one_of("layout", self.layout, LAYOUTS)
         for order in self.orders or []:
             _one_of("order", order, MATRIX_ORDERS)
+        kind = METHODS[self.method].kind
+        if kind == "first-stage" and (self.model != "base" or self.layout is not None or self.fuse is not None):
+            raise ValueError(f"method {self.method} is the first stage itself, and has no model, layout or fuse")
         if self.model == "final" and self.heads is not None:
             raise ValueError("the final model has its own heads; leave heads out, or say model: trained")
         needs = METHODS[self.method].needs_heads and self.model != "final"
@@ -255,6 +275,7 @@ class Measure(Settings):
     device: str | None = None
     batch_size: PositiveInt = 1
     shuffle_seed: NonNegativeInt = 0
+    api_base: str | None = None  # rankgpt through an OpenAI-compatible endpoint
     share_forward: bool = True  # attention methods of one model are read off one forward: no seconds of each method
 
     @field_validator("orders")
@@ -293,6 +314,7 @@ class Study(Recipe):
 
     about: str = ""
     output: Path
+    name: str | None = None  # the model's name in tables; default: the last part of ``model``
     retrieve: Retrieve | None = None
     compare_paper: bool = False  # say how far the pairs are from the paper's training set
     seeds: list[int] = []  # runs seed-1, seed-2, ...: the recipe with these training seeds

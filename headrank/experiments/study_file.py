@@ -52,6 +52,12 @@ def read_study(path: str | os.PathLike[str], changes: Sequence[str] = (), output
     return LoadedStudy(study, file, recipes)
 
 
+def read_about(path: str | os.PathLike[str]) -> str:
+    """What a study says about itself, without checking the rest of its file."""
+    values, _ = _read_yaml(Path(path))
+    return str(values.get("about") or "")
+
+
 def merged(base: Mapping[str, Any], differences: Mapping[str, Any]) -> dict[str, Any]:
     """The base with the differences on top; mappings are merged, everything else is replaced. null removes a whole part."""
     result = dict(base)

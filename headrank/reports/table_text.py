@@ -1,4 +1,7 @@
-"""The one table renderer: a Grid as Markdown, plain text, LaTeX (booktabs), CSV and HTML. The same grid always gives the same bytes."""
+"""The one table renderer: a Grid as Markdown, plain text, on a terminal, as LaTeX (booktabs), CSV and HTML.
+
+The same grid always gives the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,12 @@ import html
 import io
 from collections.abc import Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from headrank.reports.grids import Grid, GridRow, Text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _LATEX_SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -56,6 +63,20 @@ def to_text(grid: Grid) -> str:
     widths = [max(len(row[place]) for row in rows) for place in range(len(grid.headers))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join(lines) + "\n"
+
+
+def to_terminal(grid: Grid) -> RenderableType:
+    """A table with a frame for a screen: the caption above, the best bold, the notes below."""
+    from rich.table import Table
+    from rich.text import Text as ScreenText
+
+    table = Table(title=grid.caption, caption="\n".join(grid.notes) or None)
+    for place, header in enumerate(grid.headers):
+        table.add_column(ScreenText(header), justify="right" if place else "left")
+    for row in grid.lines:
+        is_best = any(entry.mark == "best" for entry in row.texts)
+        table.add_row(*(ScreenText(entry.text) for entry in row.texts), style="bold" if is_best else None)
+    return table
 
 
 def to_csv(grid: Grid) -> str:

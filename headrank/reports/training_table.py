@@ -41,13 +41,19 @@ def training_rows(folder: Path) -> list[TrainingRow]:
         evaluations = list(_evaluations(log))
         if len(evaluations) < 2:
             continue
-        name = str(log.parent.relative_to(folder)) if log.parent != folder else folder.name
+        name = _run_name(log.parent, folder)
         first, last = evaluations[0], evaluations[-1]
         ndcg, accuracy = ((first[measure], last[measure]) for measure in _MEASURES)
         rows.append(TrainingRow(name, log.parent, last["iteration"], ndcg, accuracy, last["contexts"]))
     if not rows:
         raise InputError(f"{folder}: no run below it was evaluated twice; give --valid-data-path and --eval-interval when training")
     return rows
+
+
+def _run_name(training: Path, folder: Path) -> str:
+    """The run's folder; 'seed-1' and not 'seed-1/round-1/train', where a study has put it."""
+    name = training.relative_to(folder).as_posix()
+    return (name.removesuffix("train").removesuffix("/").removesuffix("round-1").removesuffix("/") or name) if name != "." else folder.name
 
 
 def _evaluations(log: Path) -> Iterator[dict[str, Any]]:

@@ -97,8 +97,8 @@ class LateReranker(HeadRankReranker):
         return source.score([(vectors[number], documents) for number, (_, documents) in enumerate(lists)])
 
     def _scores_of(self, vectors: QueryVectors, keys: PassageKeys, rows: Sequence[int]) -> list[float]:
-        """The scores of the chosen rows of a batch."""
-        if len(rows) < keys.num_passages:
+        """The scores of the chosen rows of a batch; a row that a list holds twice is chosen twice."""
+        if list(rows) != list(range(keys.num_passages)):
             keys = PassageKeys(keys.keys_NATD[list(rows)], keys.lengths_N[list(rows)])
         return self.late.scores(vectors, keys).tolist()
 

@@ -34,6 +34,7 @@ from megatron_patches.checkpoints.writers import prepare_writers
 from megatron_patches.lora import adapter_parameter
 from megatron_patches.model import HeadRankModel
 from megatron_patches.shape import ModelShape
+from megatron_patches.versions import common_file
 
 logger = logging.getLogger(__name__)
 
@@ -221,17 +222,19 @@ def complete_iterations(root: str | Path) -> list[int]:
 
 def is_complete(directory: Path) -> bool:
     """Whether every file that the checkpoint's own metadata names is there and long enough, and the metadata itself is whole."""
-    if not all((directory / name).is_file() for name in (".metadata", "metadata.json", "common.pt")):
+    if not all((directory / name).is_file() for name in (".metadata", "metadata.json")):
         return False
     ends: dict[str, int] = {}
     try:
         json.loads((directory / "metadata.json").read_bytes())
-        for info in (FileSystemReader(str(directory)).read_metadata().storage_data or {}).values():
+        metadata = FileSystemReader(str(directory)).read_metadata()
+        common = common_file(directory, metadata)
+        for info in (metadata.storage_data or {}).values():
             ends[info.relative_path] = max(ends.get(info.relative_path, 0), info.offset + info.length)
         is_whole = all((directory / name).is_file() and (directory / name).stat().st_size >= end for name, end in ends.items())
     except Exception:  # noqa: BLE001 - a torn or changed pickle raises anything, MemoryError included
         return False
-    return is_whole and zipfile.is_zipfile(directory / "common.pt")  # a zip's directory is at its end
+    return is_whole and (common is None or zipfile.is_zipfile(common))  # a zip's directory is at its end
 
 
 def _without_extra_state(state: ShardedStateDict) -> ShardedStateDict:

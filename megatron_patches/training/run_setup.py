@@ -153,7 +153,7 @@ def prepare_run(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> tu
         rank=data_parallel_rank(),
         world_size=config.data_parallel,
         micro_batch_size=config.micro_batch_size,
-        device=device.device(),
+        where=device.device(),
         multiple_of=length_multiple(policy.config),
     )
     return run, batches

@@ -53,7 +53,7 @@ class Job:
 
     def batches(self):
         sizes = {"start": 0, "rank": 0, "world_size": 1, "micro_batch_size": self.config.micro_batch_size}
-        return training_batches(self.data, self.reference, device=self.where, **sizes)
+        return training_batches(self.data, self.reference, where=self.where, **sizes)
 
     def trainer(self):
         model = wrap_model(self.config, self.policy)

@@ -53,7 +53,7 @@ def test_a_second_run_installs_nothing(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     for target in ("test", "demo"):
         planned = make("-n", target, f"VENV={tmp_path}").stdout
-        assert "pip" not in planned and ("pytest" in planned or "launch/demo.sh" in planned)
+        assert "pip" not in planned and ("pytest" in planned or "configs/demo.yaml" in planned)
 
 
 def test_a_clone_in_a_folder_with_spaces_works(tmp_path: Path) -> None:

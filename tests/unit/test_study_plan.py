@@ -1,0 +1,230 @@
+"""From a study to phases: what is shared between runs, what depends on what, and which cells there are."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from headrank.errors import InputError
+from headrank.experiments.cell_jobs import CellGroup
+from headrank.experiments.phases import Call, Command, Phase, require_inputs, select_phases
+from headrank.experiments.plan_study import StudyPlan, plan_study
+from headrank.experiments.study_file import read_study
+
+BASE = {
+    "output": "out",
+    "model": "models/tiny",
+    "data": {"collections": ["train"], "train_queries": "train.qids"},
+    "training": {"global_batch_size": 4, "lr": 1e-4},
+    "benchmarks": {"toy": {"collection": "toy", "depths": [10]}},
+}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def planned(*changes: str, **more: object) -> StudyPlan:
+    Path("study.yaml").write_text(json.dumps({**BASE, **more}))  # JSON is YAML
+    return plan_study(read_study("study.yaml", changes))
+
+
+def names(plan: StudyPlan) -> list[str]:
+    return [phase.name for phase in plan.phases]
+
+
+def words(plan: StudyPlan, name: str) -> list[str]:
+    phase = next(phase for phase in plan.phases if phase.name == name)
+    assert isinstance(phase.action, Command)
+    return shlex.split(str(phase.action))
+
+
+def rows(*given: dict[str, object]) -> dict[str, object]:
+    return {"rows": list(given)}
+
+
+def test_a_run_has_its_own_phases_only_from_where_it_differs() -> None:
+    plan = planned(runs={"full": {}, "slow": {"training": {"lr": 1e-5}}, "random": {"pairs": {"random_pairs": True}}})
+    shared = [name for name in names(plan) if "/" not in name]
+    assert shared == ["pairs", "heads"]
+    assert [name for name in names(plan) if name.startswith("pairs/")] == ["pairs/random"]
+    assert {name for name in names(plan) if name.startswith("train/")} == {"train/full", "train/slow", "train/random"}
+    assert "--random-pairs" in words(plan, "pairs/random") and "out/random/pairs" in words(plan, "train/random")
+    assert "out/pairs" in words(plan, "train/slow") and "1e-05" in words(plan, "train/slow")
+
+
+def test_the_commands_of_a_plan_are_what_the_real_parsers_accept() -> None:
+    from headrank.commands import build_verb_parser
+    from megatron_patches.training.arguments import parse_arguments
+
+    plan = planned(
+        measure=rows({"method": "icr"}, {"method": "headrank", "model": "final"}),
+        report={"kind": "run", "heads": True, "view": {"benchmark": "toy"}},
+        heads={"methods": ["entropy", "core", "niah"], "prune": 0.3},
+        rounds=2,
+    )
+    verbs = set()
+    for phase in plan.phases:
+        if isinstance(phase.action, Call):
+            continue
+        parts = words(plan, phase.name)
+        if "pretrain_headrank.py" in parts[1]:
+            args = parse_arguments(parts[2:])
+            assert (args.global_batch_size, args.lr, args.exit_signal_handler) == (4, 1e-4, True)
+            continue
+        assert parts[1:3] == ["-m", "headrank"]
+        build_verb_parser(parts[3]).parse_args(parts[4:])
+        verbs.add(parts[3])
+    assert verbs == {"pairs", "select-heads", "export-hf", "report", "view"}
+
+
+def test_a_second_round_trains_the_first_rounds_model_with_its_new_heads() -> None:
+    plan = planned(rounds=2)
+    second = words(plan, "train/round-2")
+    assert second[second.index("--headrank-model") + 1] == "out/round-1/hf"
+    assert second[second.index("--headrank-heads") + 1] == "out/round-1/heads.json"
+    assert "reselect/round-1" in next(phase for phase in plan.phases if phase.name == "train/round-2").needs
+
+
+def test_training_seeds_are_the_seeds_of_one_row_and_variants_of_the_untrained_model() -> None:
+    plan = planned(
+        seeds=[1, 2],
+        measure=rows(
+            {"method": "headrank", "variant": "untrained", "heads": "before"},
+            {"method": "headrank", "variant": "control", "heads": "after"},
+            {"method": "headrank", "model": "final", "name": "ours"},
+        ),
+    )
+    found = [(each.cell.method, each.cell.model and each.cell.model.name, each.cell.model and each.cell.model.seed) for each in plan.cells]
+    assert found == [
+        ("headrank+untrained", "tiny", None),
+        ("headrank+control-1", "tiny", None),
+        ("headrank+control-2", "tiny", None),
+        ("headrank", "ours", 1),
+        ("headrank", "ours", 2),
+    ]
+
+
+def test_named_runs_are_variants_and_a_single_one_needs_no_name() -> None:
+    plan = planned(
+        runs={
+            "full": {},
+            "no-prox": {"training": {"flags": {"headrank-beta": 0}}},
+            "ranknet": {"training": {"flags": {"headrank-loss": "ranknet"}}},
+        },
+        measure=rows(
+            {"method": "headrank", "model": "final", "runs": ["full"]},
+            {"method": "headrank", "model": "final", "runs": ["no-prox", "ranknet"]},
+        ),
+    )
+    assert [each.cell.method for each in plan.cells] == ["headrank", "headrank+no-prox", "headrank+ranknet"]
+
+
+def test_attention_rows_of_one_model_are_read_off_one_forward_unless_the_study_says_otherwise() -> None:
+    given = [
+        {"method": "bm25"},
+        {"method": "icr"},
+        {"method": "headrank", "variant": "untrained", "heads": "before"},
+        {"method": "headrank", "model": "final"},
+    ]
+    together = [["bm25"], ["icr", "headrank+untrained"], ["headrank"]]
+    assert cells_of_phases(planned(measure=rows(*given))) == together
+    alone = cells_of_phases(planned("measure.share_forward=false", measure=rows(*given)))
+    assert alone == [["bm25"], ["icr"], ["headrank+untrained"], ["headrank"]]
+
+
+def cells_of_phases(plan: StudyPlan) -> list[list[str]]:
+    return [[cell.method for cell in group_of(phase).cells] for phase in plan.phases if phase.name.startswith("cells/")]
+
+
+def group_of(phase: Phase) -> CellGroup:
+    assert isinstance(phase.action, Call)
+    group = phase.action.arguments[0]
+    assert isinstance(group, CellGroup)
+    return group
+
+
+def test_settings_of_a_benchmark_are_its_own() -> None:
+    plan = planned(
+        benchmarks={
+            "short": {"collection": "toy", "depths": [10], "max_words": 64},
+            "long": {"collection": "toy", "depths": [20], "max_words": 128, "measures": ["R@5"], "queries": "some.qids"},
+        },
+        measure=rows({"method": "icr"}),
+    )
+    found = {each.cell.benchmark.name: (each.cell.depth, each.settings.max_words, each.cell.benchmark.measures) for each in plan.cells}
+    assert found == {"short": (10, 64, ("nDCG@10",)), "long": (20, 128, ("R@5",))}
+
+
+def test_a_row_with_fuse_reads_the_row_that_is_the_same_without() -> None:
+    row = {"method": "headrank", "heads": "before"}
+    plan = planned(measure=rows(row, {**row, "variant": "fused", "fuse": 0.5}))
+    assert [each.cell.method for each in plan.cells] == ["headrank", "headrank+fused"]
+    fused = next(phase for phase in plan.phases if phase.name.endswith("headrank+fused"))
+    assert fused.needs == ("cells/toy/top10-retriever/tiny/headrank",)
+    with pytest.raises(InputError, match="no row without it"):
+        planned(measure=rows({**row, "variant": "fused", "fuse": 0.5}))
+
+
+@pytest.mark.parametrize(
+    ("row", "changes", "words"),
+    [
+        ({"method": "headrank", "model": "final"}, ["training=null"], ["final model", "model: base"]),
+        ({"method": "headrank", "heads": "after"}, ["reselect=null"], ["after training", "reselect"]),
+        ({"method": "core", "heads": "core"}, [], ["'core'", "heads.methods"]),
+    ],
+)
+def test_a_row_that_reads_what_nothing_makes_is_refused(row: dict[str, object], changes: list[str], words: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        planned(*changes, measure=rows(row))
+    assert "study.yaml" in str(caught.value) and not [word for word in words if word not in str(caught.value)]
+
+
+def test_two_rows_of_one_name_are_refused() -> None:
+    with pytest.raises(InputError, match="both called icr on toy"):
+        planned(measure=rows({"method": "icr"}, {"method": "icr", "layout": "parallel"}))
+
+
+def test_a_phase_asks_only_for_what_it_reads() -> None:
+    plan = planned(measure=rows({"method": "icr"}))
+    Path("train.qids").touch()
+    Path("train").mkdir()
+    for name in ("queries.tsv", "qrels.txt", "run.bm25.txt", "corpus.jsonl.gz"):
+        (Path("train") / name).touch()
+    require_inputs(select_phases(plan.phases, ["pairs", "heads", "train"]), plan.phases)  # no word about the benchmark
+    with pytest.raises(InputError, match=r"cells/toy.*toy/queries\.tsv: no such file"):
+        require_inputs(select_phases(plan.phases, ["cells"]), plan.phases)
+
+
+def test_what_is_read_may_not_lie_where_the_study_writes() -> None:
+    plan = planned("data.collections=[out/pairs]")
+    Path("train.qids").touch()
+    Path("out/pairs").mkdir(parents=True)
+    for name in ("queries.tsv", "qrels.txt", "run.bm25.txt", "corpus.jsonl"):
+        (Path("out/pairs") / name).touch()
+    with pytest.raises(InputError, match="would replace"):
+        require_inputs(plan.phases, plan.phases)
+
+
+def test_an_unknown_phase_names_those_there_are() -> None:
+    with pytest.raises(InputError, match="--only trian.*pairs, heads, train"):
+        select_phases(planned().phases, ["trian"])
+
+
+def test_retrieved_collections_lie_in_the_studys_folder() -> None:
+    plan = planned("data.collections=[dl21, local]", retrieve={"index": "x", "topics": {"dl21": "dl21-passage"}})
+    pairs = words(plan, "pairs")
+    assert [pairs[place + 1] for place, word in enumerate(pairs) if word == "--collection"] == ["out/collections/dl21", "local"]
+    assert "retrieve/dl21" in next(phase for phase in plan.phases if phase.name == "pairs").needs
+
+
+def test_a_depth_that_gives_the_same_lists_again_is_left_out() -> None:
+    from tests.toy_collections import make_collection
+
+    make_collection(Path("toy"), {"q1": [1] * 20, "q2": [0] * 12})
+    plan = planned(benchmarks={"toy": {"collection": "toy", "depths": [10, 20, 40]}}, measure=rows({"method": "icr"}))
+    assert [each.cell.depth for each in plan.cells] == [10, 20]
