@@ -259,5 +259,5 @@ def test_an_evaluation_task_is_one_benchmark_for_the_real_parser(cluster) -> Non
     assert words[:4] == ["python", "-m", "headrank", "benchmark"]
     args = build_verb_parser("benchmark").parse_args(words[4:])
     assert (args.benchmarks, args.models, args.methods) == (["trec-covid"], ["a=x", "b=y"], ["icr", "core"])
-    assert (args.heads, args.shard, args.batch_size, args.restart) == (["core=core.json"], "0/1", "16", True)
+    assert (args.heads, args.shard, args.batch_size, args.restart) == (["core=core.json"], "0/1", 16, True)
     assert cluster("evaluate.sbatch", SLURM_ARRAY_TASK_ID="99", **variables)[:2] == (0, [])
