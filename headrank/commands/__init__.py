@@ -21,6 +21,7 @@ from headrank.log_level import log_level
 # verb -> (module in this package, one line for --help), in the order of the pipeline
 VERBS: dict[str, tuple[str, str]] = {
     "retrieve": ("retrieve", "first-stage candidates: BM25 over a corpus, as a TREC run"),
+    "import-lists": ("import_lists", "public training sets (RLHN, BGE, Tevatron, MS MARCO triples) -> a collection with labels"),
     "label": ("label", "a teacher's scores of the candidates, as a TREC run: labels without judgements"),
     "pairs": ("pairs", "ALPS: preference pairs of adjacent grades from a collection"),
     "select-heads": ("select_heads", "score every attention head and keep the best K"),
