@@ -33,16 +33,19 @@ CORE = [
     "accelerate",
 ]
 # Megatron-Core writes checkpoints with psutil and does not declare it: without it the writers die and the save hangs.
-TRAIN = ["megatron-core>=0.16", "psutil", "tensorboard"]
-# Transformer Engine as megatron-core 0.16.1 asks for it; plain "transformer-engine" breaks "import megatron.core". It is built
-# against the torch that is there, so pip needs --no-build-isolation (docs/reproduction.md).
+# From 0.18 on, which want Python 3.12, it imports triton at once: a torch for GPUs brings it, one for CPUs does not. The range is
+# megatron_patches.versions.TESTED's.
+TRAIN = ["megatron-core>=0.16.1,<0.20", "triton; python_version >= '3.12' and sys_platform == 'linux'", "psutil", "tensorboard"]
+# Transformer Engine as megatron-core 0.16.1 asks for it (later releases name no version); plain "transformer-engine" breaks "import
+# megatron.core". It is built against the torch that is there, so pip needs --no-build-isolation (docs/reproduction.md).
 GPU = ["transformer-engine[pytorch]>=2.9,<2.12"]
 LUCENE = ["pyserini>=1.0"]  # needs Java 21
 DATASETS = ["ir_datasets>=0.5"]  # headrank benchmark prepare NAME --from ir_datasets
 TEACHER = ["sentence-transformers>=5.0", "onnxruntime"]  # headrank label: cross-encoders as teachers
 SERVE = ["fastapi", "uvicorn"]  # headrank serve
 SERVER = [*SERVE, "openai"]  # what 'transformers serve' needs: the tests talk to a real OpenAI-compatible server
-DEV = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "peft", *SERVER, *TEACHER]
+INTEGRATIONS = ["langchain-core", "llama-index-core", "haystack-ai", "rerankers"]  # what headrank/integrations adapts to, for its tests
+DEV = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "peft", *SERVER, *TEACHER, *INTEGRATIONS]
 
 setup(
     name="headrank",
@@ -65,6 +68,7 @@ setup(
         "lucene": LUCENE,
         "datasets": DATASETS,
         "teacher": TEACHER,
+        "integrations": INTEGRATIONS + TEACHER,
         "serve": SERVE,
         "dev": TRAIN + DEV,
     },

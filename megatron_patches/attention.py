@@ -26,6 +26,7 @@ from megatron.core.utils import divide
 from torch.utils.checkpoint import checkpoint
 
 from headrank.method.attention import BranchLayout, branched_context, causal_context, mean_row_probabilities, replace_calibration_rows
+from megatron_patches.late import LateCapture, LateRows
 
 
 class LayerRows(NamedTuple):
@@ -49,7 +50,7 @@ class RowCapture(PackedSeqParams):
 
     qkv_format: str = "sbhd"
     layout: BranchLayout | None = None
-    local_heads_by_layer: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    local_heads_by_layer: Mapping[int, Sequence[int] | torch.Tensor] = field(default_factory=dict)
     rows: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -62,7 +63,7 @@ class RowCapture(PackedSeqParams):
         heads = self.local_heads_by_layer.get(layer)
         if heads is not None:
             assert self.layout is not None, "rows were asked for without a layout"
-            index = torch.tensor(list(heads), dtype=torch.long, device=query_BPSD.device)
+            index = torch.as_tensor(heads, dtype=torch.long, device=query_BPSD.device)
             self.rows[layer] = mean_row_probabilities(query_BPSD, key_BGSD, self.layout, index, scale)
 
 
@@ -115,7 +116,7 @@ class HeadRankCoreAttention(MegatronModule):
         **_: Any,
     ) -> torch.Tensor:
         """Context [S, B, P*D] of query [S, B, P, D] over key and value [S, B, G, D], causal unless documents stand side by side."""
-        capture = packed_seq_params if isinstance(packed_seq_params, RowCapture) else None
+        capture = packed_seq_params if isinstance(packed_seq_params, (RowCapture, LateCapture)) else None
         if capture is None and packed_seq_params is not None:
             raise NotImplementedError("HeadRank's core attention does not take packed (thd) sequences")
         if capture is not None:
@@ -126,7 +127,9 @@ class HeadRankCoreAttention(MegatronModule):
             return checkpoint(self._context, query, key, value, layout, use_reentrant=False, preserve_rng_state=False)
         return self._context(query, key, value, layout)
 
-    def _context(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: BranchLayout | None) -> torch.Tensor:
+    def _context(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: BranchLayout | LateRows | None) -> torch.Tensor:
+        if isinstance(layout, LateRows):
+            return layout.rows.context(query, key, value, self.softmax_scale)
         query_BPSD, key_BGSD, value_BGSD = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         if self._takes_fused(query, layout):
             assert self.fused is not None
@@ -170,6 +173,7 @@ class QueryKeyAttention(MegatronModule):
         attn_mask_type: AttnMaskType = AttnMaskType.causal,
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
+        **_: Any,  # what newer releases of Megatron-Core add, such as the module's name
     ) -> None:
         super().__init__(config=config)
         self.layer_number = layer_number
@@ -201,7 +205,7 @@ class QueryKeyAttention(MegatronModule):
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         rotary_pos_emb: torch.Tensor | None = None,
-        packed_seq_params: RowCapture | None = None,
+        packed_seq_params: RowCapture | LateCapture | None = None,
         **_: Any,
     ) -> None:
         """Read the rows of hidden states [S, B, E] into the capture."""

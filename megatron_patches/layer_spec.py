@@ -22,7 +22,7 @@ from megatron_patches.attention import FusedHeadRankCoreAttention, HeadRankCoreA
 from megatron_patches.gated_unit import GatedUnit
 from megatron_patches.lora import adapted
 from megatron_patches.norm import RootMeanSquareNorm
-from megatron_patches.versions import transformer_engine_is_installed
+from megatron_patches.versions import submodules_of, transformer_engine_is_installed
 
 
 def has_transformer_engine() -> bool:
@@ -58,7 +58,7 @@ def _layer_spec(qk_norm: bool, use_transformer_engine: bool | None, lora: LoraSe
         layer.input_layernorm = layer.pre_mlp_layernorm = RootMeanSquareNorm
         if qk_norm:
             attention.q_layernorm = attention.k_layernorm = RootMeanSquareNorm
-    spec.submodules.mlp.submodules.activation_func = GatedUnit  # taken where our configuration says so: on a CPU
+    submodules_of(spec.submodules.mlp).activation_func = GatedUnit  # taken where our configuration says so: on a CPU
     if lora is not None:
         _adapt(spec.submodules, lora, use_transformer_engine, attention_linear)
     return spec
@@ -70,7 +70,7 @@ def _adapt(layer: TransformerLayerSubmodules, lora: LoraSettings, use_transforme
     Transformer Engine fuses the norm into the linear layer behind it; an adapter needs the normalised input, so here both stand alone,
     under the names on disk that they have together.
     """
-    attention, mlp = layer.self_attention.submodules, layer.mlp.submodules
+    attention, mlp = layer.self_attention.submodules, submodules_of(layer.mlp)
     if use_transformer_engine:
         from megatron.core.extensions.transformer_engine import TEColumnParallelLinear, TENorm
 

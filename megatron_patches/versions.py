@@ -1,6 +1,18 @@
-"""What differs between the releases of Megatron-Core that the tests run with; the only module that knows one from another."""
+"""What differs between the releases of Megatron-Core that the tests run with; the only module that knows one from another.
+
+0.16.1 is the newest for Python 3.10 and 3.11, the others want Python 3.12, and those from 0.18 on import triton, which a torch for CPUs
+does not bring. setup.py declares the range that tests/megatron_versions runs.
+"""
 
 from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+TESTED = ("0.16.1", "0.17.1", "0.18.1", "0.19.2")
+COMMON_FILE = "common.pt"
+_COMMON_ENTRY = "common_state"  # from 0.19 on, in place of the file
 
 
 def transformer_engine_is_installed() -> bool:
@@ -8,3 +20,25 @@ def transformer_engine_is_installed() -> bool:
     from megatron.core.models.gpt import gpt_layer_specs
 
     return bool(gpt_layer_specs.HAVE_TE)
+
+
+def submodules_of(part: Any) -> Any:
+    """The submodules of a part of a layer spec, to be changed in place: from 0.18 on an MLP is a partial function, not a ModuleSpec."""
+    return part.keywords["submodules"] if isinstance(part, functools.partial) else part.submodules
+
+
+def keeps_common_data_inside(metadata: Any) -> bool:
+    """Whether a checkpoint (its torch metadata) has the data that is no tensor among the tensors, as 0.19 writes it, or in COMMON_FILE."""
+    return any(name.split("/")[0] == _COMMON_ENTRY for name in metadata.state_dict_metadata)
+
+
+def reads_common_data_inside() -> bool:
+    """Whether the Megatron-Core that is installed can read such a checkpoint."""
+    from megatron.core.dist_checkpointing import serialization
+
+    return hasattr(serialization, "_legacy_common_state_exists")
+
+
+def common_file(directory: Path, metadata: Any) -> Path | None:
+    """The file of a checkpoint's data that is no tensor; None where they lie among the tensors."""
+    return None if keeps_common_data_inside(metadata) else directory / COMMON_FILE

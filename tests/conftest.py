@@ -13,6 +13,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+# The packages of the integrations report their use unless told not to.
+os.environ.update({"HAYSTACK_TELEMETRY_ENABLED": "False", "RAY_USAGE_STATS_ENABLED": "0", "LANGSMITH_TRACING": "false"})
+
 # Tests of the CPU's path stay on the CPU where there is a GPU; 'make test-gpu' shows it to those of tests/gpu.
 if os.environ.get("HEADRANK_TEST_GPU") != "1":
     os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["HIP_VISIBLE_DEVICES"] = ""

@@ -29,6 +29,7 @@ from headrank.method.parallel_layout import (
     take_tokens,
 )
 from headrank.method.spans import EncodedContext
+from headrank.method.transfer import together_on
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,27 @@ class BranchLayout:
         """Whether the batch carries the calibration branch."""
         return self.calibration_rows_BC.shape[1] > 0
 
+    def visible_to_rows(self, *, is_calibration: bool, window: int | None = None) -> torch.Tensor:
+        """The mask [B, R or C, S] of what I_q, or the calibration branch, may see; made once for all layers."""
+        masks: dict[tuple[bool, int | None], torch.Tensor] = self.__dict__.setdefault("_masks", {})
+        if (is_calibration, window) not in masks:
+            rows = self.calibration_rows_BC if is_calibration else self.query_rows_BR
+            masks[is_calibration, window] = visible_keys(self, rows, is_calibration, window)
+        return masks[is_calibration, window]
+
 
 def batch_contexts(
-    contexts: Sequence[EncodedContext], pad_id: int = 0, device: torch.device | str = "cpu", pad_to: int | None = None
+    contexts: Sequence[EncodedContext],
+    pad_id: int = 0,
+    device: torch.device | str = "cpu",
+    pad_to: int | None = None,
+    *,
+    is_flexible: bool = False,
 ) -> tuple[torch.Tensor, BranchLayout]:
-    """Right-pad contexts into input_ids_BS and their layout; ``pad_to`` fixes S."""
+    """Right-pad contexts into input_ids_BS and their layout; ``pad_to`` fixes S.
+
+    ``is_flexible`` takes FlexAttention where documents stand side by side: for training on a GPU, where its compiler's minute pays.
+    """
     num_tokens = max(context.length for context in contexts)
     num_tokens = num_tokens if pad_to is None else max(pad_to, num_tokens)
     batch, num_rows = len(contexts), max(end - start for start, end in (context.query_rows for context in contexts))
@@ -86,22 +103,23 @@ def batch_contexts(
         first, last = (row - int(starts[0]) for row in contexts[0].calibration_rows)
         calibration_weights[first:last] = 1.0 / (last - first)
 
-    def tensor(values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(device)
-
+    arrays = {
+        "position_ids_BS": positions,
+        "prefix_length_B": np.array([context.prefix_length for context in contexts]),
+        "calibration_start_B": starts,
+        "query_rows_BR": rows,
+        "query_weights_BR": weights,
+        "calibration_rows_BC": starts[:, None] + np.arange(num_calibration)[None, :],
+        "calibration_weights_C": calibration_weights,
+        "document_of_token_BS": owner,
+    }
+    ids_BS, *tensors = together_on(device, [ids, *arrays.values()])
     layout = BranchLayout(
-        position_ids_BS=tensor(positions),
-        prefix_length_B=tensor(np.array([context.prefix_length for context in contexts])),
-        calibration_start_B=tensor(starts),
-        query_rows_BR=tensor(rows),
-        query_weights_BR=tensor(weights),
-        calibration_rows_BC=tensor(starts[:, None] + np.arange(num_calibration)[None, :]),
-        calibration_weights_C=tensor(calibration_weights),
-        document_of_token_BS=tensor(owner),
+        **dict(zip(arrays, tensors, strict=True)),
         num_documents_B=tuple(len(context.document_spans) for context in contexts),
-        blocks=batch_blocks(contexts, num_tokens, device) if contexts[0].is_parallel else None,
+        blocks=batch_blocks(contexts, num_tokens, device, is_flexible) if contexts[0].is_parallel else None,
     )
-    return tensor(ids), layout
+    return ids_BS, layout
 
 
 def _positions(context: EncodedContext) -> np.ndarray:
@@ -152,6 +170,8 @@ def _parallel_context(
     window: int | None,
 ) -> torch.Tensor:
     """The same where documents see the opening and themselves only; the branches see everything before them."""
+    if blocks.flexible is not None:
+        return blocks.flexible.attend(query, key, value, layout.position_ids_BS, scale, window)
     first = slice(0, blocks.opening_length)
     opening = causal_context(query[:, :, first], key[:, :, first], value[:, :, first], scale, window)
     documents = []
@@ -163,11 +183,11 @@ def _parallel_context(
     mask_BRS = torch.cat(
         [
             visible_keys(layout, blocks.query_branch_BR, is_calibration=False, window=window),
-            visible_keys(layout, layout.calibration_rows_BC, is_calibration=True, window=window),
+            layout.visible_to_rows(is_calibration=True, window=window),
         ],
         dim=1,
     )
-    branches = _attend(take_tokens(query, rows_BR), key, value, attn_mask=mask_BRS[:, None], scale=scale)
+    branches = _attend_few(take_tokens(query, rows_BR), key, value, mask_BRS[:, None], scale)
     return join_parts([opening, *documents, branches], blocks)
 
 
@@ -185,8 +205,8 @@ def replace_calibration_rows(
         return context
     rows_BC = layout.calibration_rows_BC
     index = rows_BC[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3])
-    mask = visible_keys(layout, rows_BC, is_calibration=True, window=window)[:, None]
-    rows = _attend(query.gather(2, index), key, value, attn_mask=mask, scale=scale)
+    mask = layout.visible_to_rows(is_calibration=True, window=window)[:, None]
+    rows = _attend_few(query.gather(2, index), key, value, mask, scale)
     return context.scatter(2, index[..., : value.shape[3]], rows.to(context.dtype))
 
 
@@ -211,6 +231,21 @@ def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **how: 
     if group_size > 1 and _lacks_grouped_kernel(query, has_mask="attn_mask" in how):
         key, value = (tensor.repeat_interleave(group_size, dim=1) for tensor in (key, value))
     return F.scaled_dot_product_attention(query, key, value, enable_gqa=key.shape[1] != query.shape[1], **how)
+
+
+def _attend_few(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    """Attention of few rows [B, H, R, D] under a mask [B, 1, R, S].
+
+    On a GPU two products a key-value group and a softmax of R x S: torch's masked kernel would need keys and values repeated for every
+    head, and give few rows to as few multiprocessors. Logits are float32, as inside every fused kernel.
+    """
+    if not _lacks_grouped_kernel(query, has_mask=True):
+        return _attend(query, key, value, attn_mask=mask, scale=scale)
+    heads_and_rows = (query.shape[1] // key.shape[1], query.shape[2])
+    grouped = query.unflatten(1, (key.shape[1], -1)).flatten(2, 3)  # [B, G, heads of a group * R, D]
+    logits = torch.matmul(grouped.float() * scale, key.float().transpose(-1, -2)).unflatten(2, heads_and_rows)
+    probabilities = logits.masked_fill(~mask[:, :, None], float("-inf")).softmax(dim=-1).to(value.dtype)
+    return torch.matmul(probabilities.flatten(2, 3), value).unflatten(2, heads_and_rows).flatten(1, 2)
 
 
 def _lacks_grouped_kernel(query: torch.Tensor, *, has_mask: bool) -> bool:
@@ -238,7 +273,7 @@ def mean_row_probabilities(
     def average(rows_BR: torch.Tensor, weights: torch.Tensor, is_calibration: bool) -> torch.Tensor:
         index = rows_BR[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3])
         logits = torch.matmul(query.gather(2, index).float() * scale, keys_BKSD.transpose(-1, -2))
-        mask = visible_keys(layout, rows_BR, is_calibration, window)[:, None]
+        mask = layout.visible_to_rows(is_calibration=is_calibration, window=window)[:, None]
         probabilities = logits.masked_fill(~mask, float("-inf")).softmax(dim=-1)
         return torch.einsum("bkrs,br->bks", probabilities, weights)
 

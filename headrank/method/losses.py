@@ -79,13 +79,14 @@ def score_entropy(scores_N: torch.Tensor, temperature: float = 1.0) -> torch.Ten
 
 
 def middle_zone(retrieval_ranks_N: torch.Tensor) -> torch.Tensor:
-    """The mask of documents between the 25th and 75th percentile of the retriever's order: 11-30 of 40, 6-15 of 20.
+    """The documents between the 25th and 75th percentile of the retriever's order, ascending: ranks 11-30 of 40, 6-15 of 20.
 
-    It follows retrieval ranks whatever the order in the prompt; gaps in the ranks (filtered documents) do not matter.
+    It follows retrieval ranks whatever the order in the prompt; gaps in the ranks (filtered documents) do not matter. Indices and not
+    a mask: a GPU would have to wait until the mask is counted.
     """
     num_documents = len(retrieval_ranks_N)
-    place_N = torch.argsort(torch.argsort(retrieval_ranks_N, stable=True), stable=True) + 1
-    return (4 * place_N > num_documents) & (4 * place_N <= 3 * num_documents)
+    by_rank_N = torch.argsort(retrieval_ranks_N, stable=True)
+    return by_rank_N[num_documents // 4 : 3 * num_documents // 4].sort().values
 
 
 def middle_variance(scores_N: torch.Tensor, retrieval_ranks_N: torch.Tensor) -> torch.Tensor:

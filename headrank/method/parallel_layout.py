@@ -17,7 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from headrank.method.flexible_attention import CALIBRATION_BRANCH, PADDING, QUERY_BRANCH, FlexibleMask
 from headrank.method.spans import EncodedContext
+from headrank.method.transfer import together_on
 
 _MOST_PADDING = 2  # times its tokens that a block may take up in its group
 
@@ -38,6 +40,7 @@ class DocumentBlocks:
     groups: tuple[BlockGroup, ...]
     query_branch_BR: torch.Tensor  # index of the query branch's tokens, padded with its first
     place_BS: torch.Tensor  # of each token among [openings, groups one after another, branches]: see join_parts
+    flexible: FlexibleMask | None = None  # for training on a GPU, where nothing is gathered
 
 
 def block_positions(context: EncodedContext) -> np.ndarray:
@@ -59,8 +62,10 @@ def block_bounds(context: EncodedContext) -> list[tuple[int, int]]:
     return list(zip(starts, [*starts[1:], context.prefix_length], strict=True))
 
 
-def batch_blocks(contexts: Sequence[EncodedContext], num_tokens: int, device: torch.device | str) -> DocumentBlocks:
-    """The blocks of contexts that are padded to ``num_tokens``."""
+def batch_blocks(
+    contexts: Sequence[EncodedContext], num_tokens: int, device: torch.device | str, is_flexible: bool = False
+) -> DocumentBlocks:
+    """The blocks of contexts that are padded to ``num_tokens``; ``is_flexible`` prepares FlexAttention for them."""
     bounds = [block_bounds(context) for context in contexts]
     opening = bounds[0][0][0]
     assert all(blocks[0][0] == opening for blocks in bounds), "one template, one opening"
@@ -87,10 +92,22 @@ def batch_blocks(contexts: Sequence[EncodedContext], num_tokens: int, device: to
         place[index, first:second] = branches + np.arange(context.query_length)
         place[index, second : context.length] = branches + num_query + np.arange(context.calibration_length)
 
-    def tensor(values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values).to(device)
+    rows_BR, place_BS, *parts = together_on(device, [rows, place, *(part for group in groups for part in group)])
+    flexible = FlexibleMask.of(segments(contexts, num_tokens), device) if is_flexible else None
+    return DocumentBlocks(opening, tuple(map(BlockGroup, parts[0::2], parts[1::2])), rows_BR, place_BS, flexible)
 
-    return DocumentBlocks(opening, tuple(BlockGroup(*map(tensor, group)) for group in groups), tensor(rows), tensor(place))
+
+def segments(contexts: Sequence[EncodedContext], num_tokens: int) -> np.ndarray:
+    """The segment of every token [B, S]: see FlexibleMask."""
+    segment = np.full((len(contexts), num_tokens), PADDING, np.int32)
+    for row, context in zip(segment, contexts, strict=True):
+        bounds, second = block_bounds(context), context.prefix_length + context.query_length
+        row[: bounds[0][0]] = 0
+        for number, (start, end) in enumerate(bounds, start=1):
+            row[start:end] = number
+        row[context.prefix_length : second] = QUERY_BRANCH
+        row[second : context.length] = CALIBRATION_BRANCH
+    return segment
 
 
 def _similar(blocks: list[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:

@@ -8,13 +8,14 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import megatron.core
 import torch
 from torch.distributed.checkpoint import FileSystemReader
 
 from headrank.errors import InputError
 from megatron_patches.parallel_scores import gather_from_all
+from megatron_patches.versions import common_file, keeps_common_data_inside, reads_common_data_inside
 
-COMMON_FILE = "common.pt"
 _CHUNK = 1 << 20
 _IS_FOLDER = 0x10  # torch would read nothing
 # what zipfile raises for a changed byte, wherever it lies: checksum, header, length, flags
@@ -27,9 +28,16 @@ class DamagedCheckpoint(InputError):
 
 def require_undamaged(directory: Path) -> None:
     """Read every piece of a complete checkpoint once and compare its checksums. Collective: ranks share the reading and all raise alike."""
-    stored = FileSystemReader(str(directory)).read_metadata().storage_data or {}
-    pieces = sorted((info.relative_path, info.offset, info.length) for info in stored.values())
-    pieces.append((COMMON_FILE, 0, (directory / COMMON_FILE).stat().st_size))
+    metadata = FileSystemReader(str(directory)).read_metadata()
+    if keeps_common_data_inside(metadata) and not reads_common_data_inside():
+        raise InputError(
+            f"{directory}: was saved with Megatron-Core 0.19 or newer, which {megatron.core.__version__} cannot read; "
+            "install the one it was saved with, or export it there with 'headrank export-hf'"
+        )
+    pieces = sorted((info.relative_path, info.offset, info.length) for info in (metadata.storage_data or {}).values())
+    common = common_file(directory, metadata)
+    if common is not None:
+        pieces.append((common.name, 0, common.stat().st_size))
     mine = pieces[torch.distributed.get_rank() :: torch.distributed.get_world_size()]
     damaged = next((name for name, offset, length in mine if not _is_sound(directory / name, offset, length)), None)
     found = next((name for name in gather_from_all(damaged) if name is not None), None)

@@ -33,7 +33,9 @@ from megatron_patches.checkpoints.optimizer_state import ensure_adam_state, load
 from megatron_patches.checkpoints.writers import prepare_writers
 from megatron_patches.lora import adapter_parameter
 from megatron_patches.model import HeadRankModel
+from megatron_patches.readout_weights import PARAMETER
 from megatron_patches.shape import ModelShape
+from megatron_patches.versions import common_file
 
 logger = logging.getLogger(__name__)
 
@@ -154,6 +156,8 @@ def load_checkpoint(
     metadata = dist_checkpointing.load_content_metadata(preloaded_state_dict=common) or {}
     wanted: dict[str, Any] = {"model": _without_extra_state(bare.sharded_state_dict(metadata=dict(metadata)))}
     stored = dist_checkpointing.load_tensors_metadata(str(directory))
+    if PARAMETER in wanted["model"] and wanted["model"][PARAMETER].key not in stored:  # a start whose readout was not trained
+        del wanted["model"][PARAMETER]
     _take_query_key_from_full(wanted["model"], bare, stored)
     if can_lack_adapters:
         wanted["model"] = {name: entry for name, entry in wanted["model"].items() if entry.key in stored or not adapter_parameter(name)}
@@ -166,8 +170,8 @@ def load_checkpoint(
     # a truncated model reads parts of a full-depth checkpoint, which the integrity check would call incomplete
     loaded = dist_checkpointing.load(wanted, str(directory), validate_access_integrity=False)
     result = bare.load_state_dict(loaded["model"], strict=False)
-    missing = [key for key in result.missing_keys if not (can_lack_adapters and adapter_parameter(key))]
-    assert not [key for key in [*missing, *result.unexpected_keys] if not key.endswith("_extra_state")], result
+    lacking = [key for key in result.missing_keys if not (can_lack_adapters and adapter_parameter(key)) and key != PARAMETER]
+    assert not [key for key in [*lacking, *result.unexpected_keys] if not key.endswith("_extra_state")], result
     if optimizer is not None:
         load_optimizer_state(optimizer, loaded["optimizer"])
     if scheduler is not None and "opt_param_scheduler" in common:
@@ -221,17 +225,19 @@ def complete_iterations(root: str | Path) -> list[int]:
 
 def is_complete(directory: Path) -> bool:
     """Whether every file that the checkpoint's own metadata names is there and long enough, and the metadata itself is whole."""
-    if not all((directory / name).is_file() for name in (".metadata", "metadata.json", "common.pt")):
+    if not all((directory / name).is_file() for name in (".metadata", "metadata.json")):
         return False
     ends: dict[str, int] = {}
     try:
         json.loads((directory / "metadata.json").read_bytes())
-        for info in (FileSystemReader(str(directory)).read_metadata().storage_data or {}).values():
+        metadata = FileSystemReader(str(directory)).read_metadata()
+        common = common_file(directory, metadata)
+        for info in (metadata.storage_data or {}).values():
             ends[info.relative_path] = max(ends.get(info.relative_path, 0), info.offset + info.length)
         is_whole = all((directory / name).is_file() and (directory / name).stat().st_size >= end for name, end in ends.items())
     except Exception:  # noqa: BLE001 - a torn or changed pickle raises anything, MemoryError included
         return False
-    return is_whole and zipfile.is_zipfile(directory / "common.pt")  # a zip's directory is at its end
+    return is_whole and (common is None or zipfile.is_zipfile(common))  # a zip's directory is at its end
 
 
 def _without_extra_state(state: ShardedStateDict) -> ShardedStateDict:
