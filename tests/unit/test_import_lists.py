@@ -201,8 +201,8 @@ def test_an_id_without_a_text_and_a_half_given_pair_of_files_are_refused(tmp_pat
     (tmp_path / "ids.tsv").write_text("1\t2\t3\n")
     (tmp_path / "queries.tsv").write_text("1\tquery\n")
     (tmp_path / "collection.tsv").write_text("2\tgood\n")
+    files = {"queries": tmp_path / "queries.tsv", "passages": tmp_path / "collection.tsv"}
     with pytest.raises(InputError, match="collection.tsv: has no text for passage id '3'"):
-        files = {"queries": tmp_path / "queries.tsv", "passages": tmp_path / "collection.tsv"}
         import_lists([tmp_path / "ids.tsv"], tmp_path / "out", ImportSettings(), **files)
     with pytest.raises(InputError, match="give both, or none"):
         import_lists([tmp_path / "ids.tsv"], tmp_path / "out", ImportSettings(), queries=tmp_path / "queries.tsv")
