@@ -10,6 +10,7 @@ from typing import Any
 
 from headrank.errors import InputError
 from headrank.reranking.decoder_files import DecoderShape
+from headrank.reranking.model_sources import base_of
 
 
 def load_config(model: str | Path) -> Any:
@@ -17,7 +18,7 @@ def load_config(model: str | Path) -> Any:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(model)
+        return AutoConfig.from_pretrained(base_of(model))
     except (OSError, ValueError, KeyError) as error:
         raise InputError(
             f"{model}: no model there ({first_line(error)}); give a Hugging Face directory, a hub name or 'embedded'"

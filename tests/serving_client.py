@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import threading
 import time
 import urllib.error
@@ -16,6 +17,9 @@ from typing import Any
 
 import uvicorn
 
+from headrank.method.heads import HeadSet
+from headrank.method.prompt import PromptTemplate
+from headrank.method.readout import Readout
 from headrank.serving.app import build_app
 from headrank.serving.batcher import Passages
 from headrank.serving.engine import RerankerEngine
@@ -106,6 +110,17 @@ def tiny_settings(model: Path, **changes: Any) -> ServeSettings:
     return ServeSettings(**{"model": str(model), "heads": "all", "port": 0, "served_name": "tiny", **changes})
 
 
+def late_heads(folder: Path, room: int = 64) -> str:
+    """A heads.json of the late layout for the tiny models: all heads, weights of both signs."""
+    prompt = PromptTemplate(
+        opening="<|im_start|>user\n", instruction="Query: ", use_chat_template=False, document_layout="late", branch_position=room
+    )
+    heads = [(layer, head) for layer in range(4) for head in range(8)]
+    weights = tuple(random.Random(1).uniform(-1, 1) for _ in heads)
+    HeadSet(tuple(heads), "readout", "tiny", 4, 8, prompt=prompt, readout=Readout(weights=weights, floor=0.1)).save(folder / "heads.json")
+    return str(folder / "heads.json")
+
+
 class MoodyEngine(RerankerEngine):
     """The real engine with accidents: it can wait, run out of memory above a number of lists, and fail on chosen queries."""
 
@@ -127,7 +142,7 @@ class MoodyEngine(RerankerEngine):
 
 def moody(engine: RerankerEngine, **mood: Any) -> LoadEngine:
     """A loader that gives the same model in a mood."""
-    made = MoodyEngine(engine.reranker, engine.name)
+    made = MoodyEngine(engine.reranker, engine.name, engine.relevance)
     made.calls = []
     for name, value in mood.items():
         setattr(made, name, value)

@@ -79,6 +79,7 @@ def _add_running_arguments(how: argparse._ArgumentGroup) -> None:
     how.add_argument("--query-rows", choices=QUERY_ROWS, help="rows of I_q (default: those of the heads' prompt)")
     how.add_argument("--document-layout", choices=LAYOUTS, help="sequential or parallel layout (default: that of the heads' prompt)")
     how.add_argument("--max-words", type=options.positive_int, metavar="N", help="words kept of each document (default 300)")
+    how.add_argument("--store", metavar="DIR", help="a passage store of 'headrank index': headrank cells read the passages it holds")
     how.add_argument("--api-base", metavar="URL", help="rankgpt through an OpenAI-compatible endpoint")
 
 

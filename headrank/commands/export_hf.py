@@ -1,5 +1,7 @@
 """Convert a Megatron checkpoint into a Hugging Face directory with headrank.json and a model card.
 
+Adapters are merged into the weights; --adapter-only writes them alone, as a PEFT folder of a few megabytes.
+
 A full export takes the layers that were not trained from the base model and loads with plain AutoModelForCausalLM; --truncate
 writes only the layers that reranking reads. Both load with HeadRankReranker. The checkpoint may have been written at any
 tensor-parallel size. torchrun --nproc-per-node N -m headrank export-hf ... writes the files of a sharded model in parallel.
@@ -31,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", required=True, metavar="DIR", help="directory to write; appears only when it is complete")
     parser.add_argument("--heads", metavar="FILE", help="heads.json (default: the heads stored with the source)")
     parser.add_argument("--truncate", action="store_true", help="leave out every layer above the deepest head, and the output layer")
+    parser.add_argument(
+        "--adapter-only", action="store_true", help="write the trained adapter as a PEFT folder, without the base's weights"
+    )
     parser.add_argument("--max-shard-size", metavar="SIZE", help="largest safetensors file (default 5GB)")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="type of the weights (default: the base model's)")
     parser.add_argument("--name", metavar="REPO", help="name in the model card, such as org/model (default: the output's name)")
@@ -48,6 +53,9 @@ def run(args: argparse.Namespace) -> int:
     load_config(source)
     if args.exported:
         return _exchange_heads(args, heads, Path(source))
+    if args.adapter_only and (args.truncate or args.max_shard_size):
+        flag = "--truncate" if args.truncate else "--max-shard-size"
+        raise InputError(f"--adapter-only writes no weights of the base, so {flag} has no meaning with it; leave one out")
     import torch
 
     from megatron_patches import device
@@ -63,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
         name=args.name or Path(args.output).absolute().name,
         heads=heads,
         is_truncated=args.truncate,
+        is_adapter_only=args.adapter_only,
+        loadable_base=str(base.absolute()) if Path(args.base).is_dir() else args.base,
         max_shard_size=parse_size(args.max_shard_size or "5GB"),
         dtype=getattr(torch, args.dtype) if args.dtype else None,
         can_overwrite=args.overwrite,
@@ -71,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     with device.leaving_the_group():
         used = export_hf(request, report=_progress if device.is_first_rank() else iter)
         if device.is_first_rank():
-            print(_summary(request.output, used, args.truncate))
+            print(_summary(request.output, used, args.truncate, args.adapter_only))
     return 0
 
 
@@ -79,7 +89,12 @@ def _exchange_heads(args: argparse.Namespace, heads: HeadSet | None, base: Path)
     """The way without Megatron: the first process alone copies."""
     from headrank.reranking.exported_model import exchange_heads
 
-    for flag, value in (("--truncate", args.truncate), ("--dtype", args.dtype), ("--max-shard-size", args.max_shard_size)):
+    for flag, value in (
+        ("--truncate", args.truncate),
+        ("--adapter-only", args.adapter_only),
+        ("--dtype", args.dtype),
+        ("--max-shard-size", args.max_shard_size),
+    ):
         if value:
             raise InputError(f"--exported copies the weights as they are, so {flag} has no meaning with it; give --checkpoint")
     if int(os.environ.get("RANK", "0")) == 0:
@@ -97,7 +112,9 @@ def _exchange_heads(args: argparse.Namespace, heads: HeadSet | None, base: Path)
     return 0
 
 
-def _summary(output: Path, heads: HeadSet | None, is_truncated: bool) -> str:
+def _summary(output: Path, heads: HeadSet | None, is_truncated: bool, is_adapter_only: bool) -> str:
+    if is_adapter_only:
+        return f"{output}: adapter{'' if heads is None else f', {len(heads.heads)} heads'}"
     if heads is None:
         return f"{output}: full model; no heads were given or stored, so it has no headrank.json (--heads adds it)"
     depth = f"layers 0-{heads.l_max} of {heads.num_layers}" if is_truncated else f"all {heads.num_layers} layers"

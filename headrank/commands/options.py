@@ -66,6 +66,12 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
     return group
 
 
+def add_store_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """--store, --store-add."""
+    parser.add_argument("--store", metavar="DIR", help="late heads: passages that 'headrank index' put there are read, not computed")
+    parser.add_argument("--store-add", action="store_true", help="add the passages that the store lacks and that had to be computed")
+
+
 def prompt_from(args: argparse.Namespace, base: PromptTemplate | None = None) -> PromptTemplate:
     """The template with the given switches changed."""
     return dataclasses.replace(base or PromptTemplate(), **prompt_changes(args))

@@ -14,7 +14,7 @@ from headrank.reranking.rerank_job import RerankJob, rerank
 from headrank.reranking.rerank_outputs import Target
 
 _INPUTS = ("model", "collection", "queries", "corpus", "run", "requests", "only")
-_SWITCHES = ("depth", "shuffle", "device", "dtype", "batch_size", "api_base", "restart")
+_SWITCHES = ("depth", "shuffle", "device", "dtype", "batch_size", "api_base", "restart", "store", "store_add")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--meta", metavar="FILE", help="also write seconds, tokens, heads and versions as JSON")
     group.add_argument("--tag", default=None, help="run tag (default: the method's name)")
     group.add_argument("--restart", action="store_true", help="forget an interrupted run and begin anew")
+    options.add_store_arguments(group)
     parser.add_argument("--api-base", metavar="URL", help="rankgpt: an OpenAI-compatible endpoint instead of a local model")
 
 

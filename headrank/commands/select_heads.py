@@ -3,6 +3,7 @@
 One forward a list serves every relevant document in it. Writes heads.json (ranked table of all heads, the chosen K, l_max,
 what it was computed from) and a picture of the head map beside it. The same input gives the same file, byte for byte.
 Several methods (or all) share the forwards and write one file each: heads.entropy.json, heads.core.json, heads.qr.json, ...
+--method readout instead fits a weight to every head, on grades or on a teacher's scores: commands/select_readout.py.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrank.commands import options
+from headrank.commands import options, select_readout
 from headrank.errors import InputError
 from headrank.files import require_writable
 from headrank.formats import Collection, iterate_corpus
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from headrank.selection.selection import HeadPolicy, RankedHeads, SelectionContext
 
 _log = logging.getLogger(__name__)
+READOUT = "readout"
 MOST_PASSAGES = 500  # of a corpus, as hay for NIAH
 MIDDLE_GRADE = 2  # what TREC DL calls relevant; collections whose grades stop at 1 have gold from 1
 
@@ -46,9 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--method",
         nargs="+",
-        choices=[*POLICIES, "all"],
+        choices=[*POLICIES, "all", READOUT],
         default=["entropy"],
-        help="how heads are scored (default entropy: Eq. 2-4); several share the forwards",
+        help="how heads are scored (default entropy: Eq. 2-4); several share the forwards; readout: all heads, with fitted weights",
     )
     group.add_argument("--top-k", type=options.positive_int, metavar="K", help="heads to keep (default 8; 16 for qr and qr-ndcg)")
     group.add_argument("--depth", type=options.positive_int, default=40, metavar="N", help="candidates in a list (default 40)")
@@ -72,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--batch-size", type=options.positive_int, default=1, metavar="B", help="lists per forward (default 1)")
     group.add_argument("--cache", metavar="DIR", help="keep the statistics of every list here: resume, or try other settings for free")
     group.add_argument("--no-picture", action="store_true", help="write heads.json only")
+    select_readout.add_arguments(parser)
 
 
 def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
@@ -113,11 +116,16 @@ def run(args: argparse.Namespace) -> int:
     if args.no_retriever_order and not args.permutations:
         raise InputError("--no-retriever-order leaves no order of a list; add --permutations N")
     methods = list(POLICIES) if "all" in args.method else list(dict.fromkeys(args.method))
+    if READOUT in methods and len(methods) > 1:
+        raise InputError("--method readout has statistics of its own; run it alone")
     paths = {method: _output_path(args.output, method, is_one_of_several=len(methods) > 1) for method in methods}
     for path in paths.values():
         if path.is_dir():
             raise InputError(f"{path}: cannot be written, it is a folder; give the name of a file")
         require_writable(path)
+    if methods == [READOUT]:
+        _write(select_readout.fit_readout(args), paths[READOUT], not args.no_picture)
+        return 0
     results = []
     if methods != ["niah"]:
         results += _attention_selection(args, [method for method in methods if method != "niah"])
@@ -310,8 +318,8 @@ def _write(heads: HeadSet, path: Path, with_picture: bool) -> None:
 
 def _draw(heads: HeadSet, path: Path) -> list[Path]:
     try:
-        from headrank.reports.figures import draw_head_map
+        from headrank.reports.figures import draw_head_map, draw_readout
     except ImportError as error:  # matplotlib is an extra
         _log.warning("no picture of the head map: %s", error)
         return []
-    return draw_head_map(heads, path.with_suffix(""))
+    return (draw_head_map if heads.readout is None else draw_readout)(heads, path.with_suffix(""))

@@ -18,6 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--heads", metavar="FILE", help="heads.json, or 'all' (default: the model's own)")
     parser.add_argument("--store", metavar="DIR", help="a passage store made by 'headrank index': its passages are not computed again")
     parser.add_argument("--served-model-name", metavar="NAME", help="the model's name in answers (default: the last part of --model)")
+    parser.add_argument(
+        "--relevance",
+        metavar="FILE",
+        help="curve of 'headrank fit-relevance', for answers in [0, 1] (default: headrank.json's, if any)",
+    )
     group = parser.add_argument_group("who may ask")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)")
     group.add_argument("--port", type=_port, default=8000, help="port (default 8000; 0 lets the system choose)")
@@ -35,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-queue", type=options.positive_int, default=256, metavar="N", help="waiting lists; one more gets 429 (256)")
     group.add_argument("--max-documents", type=options.positive_int, default=1000, metavar="N", help="documents of a request (1000)")
     group.add_argument("--max-list-tokens", type=options.positive_int, default=1 << 17, metavar="N", help="tokens of a list (131072)")
+    group.add_argument(
+        "--max-chunks-per-doc", type=options.positive_int, default=8, metavar="N", help="chunks of a long document at most (8; 1 cuts it)"
+    )
     group.add_argument("--max-body-bytes", type=options.positive_int, default=8 << 20, metavar="N", help="bytes of a body (8388608)")
     group.add_argument("--request-seconds", type=_seconds, default=60.0, metavar="S", help="until a waiting request gets 503 (60)")
     group.add_argument("--drain-seconds", type=_seconds, default=30.0, metavar="S", help="for finishing after SIGTERM (30)")
@@ -49,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
         heads=args.heads,
         store=args.store,
         served_name=args.served_model_name,
+        relevance=args.relevance,
+        max_chunks_per_doc=args.max_chunks_per_doc,
         device=args.device,
         dtype=args.dtype,
         host=args.host,

@@ -38,6 +38,7 @@ class CellSettings:
     shuffle_seed: int = 0
     only: str | None = None
     api_base: str | None = None
+    store: str | None = None  # of passages, for HeadRank in the late layout
     command: tuple[str, ...] = ()  # what a person typed, for metrics.json
 
     def of_the_ranking(self) -> dict[str, Any]:
@@ -118,6 +119,7 @@ def rerank_job(cells: Sequence[MatrixCell], group: CellGroup) -> RerankJob:
         dtype=how.dtype,
         batch_size=how.batch_size,
         api_base=how.api_base,
+        store=how.store if first.base_method == "headrank" else None,
         command=how.command,
     )
 

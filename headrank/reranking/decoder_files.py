@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrank.errors import InputError
+from headrank.reranking.model_sources import base_of
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +44,7 @@ class DecoderShape:
     @classmethod
     def read(cls, model: str | Path) -> DecoderShape | None:
         """The shape of a local directory with safetensors and tokenizer.json, or None where transformers has to load it."""
-        folder = Path(model)
+        folder = Path(base_of(model))
         if not (folder / "tokenizer.json").is_file() or not _weight_files(folder):
             return None
         try:
@@ -123,10 +124,19 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def read_weights(model: str | Path, num_layers: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name without "model.", tensor mapped from the file) of the embedding and of the layers below ``num_layers``."""
+    """(name without "model.", tensor mapped from the file) of the embedding and of the layers below ``num_layers``.
+
+    The weights that an adapter changes are merged with it, in float32.
+    """
+    from headrank.reranking.peft_folder import merge_weights
+
+    return merge_weights(model, _stored_weights(Path(base_of(model)), num_layers), num_layers)
+
+
+def _stored_weights(folder: Path, num_layers: int) -> Iterator[tuple[str, torch.Tensor]]:
     from safetensors import SafetensorError, safe_open
 
-    for path in _weight_files(Path(model)):
+    for path in _weight_files(folder):
         try:
             with safe_open(path, framework="pt") as weights:
                 for name in weights.keys():  # noqa: SIM118 - not a mapping

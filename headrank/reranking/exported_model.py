@@ -15,6 +15,7 @@ from headrank.errors import InputError
 from headrank.files import put_in_place, read_json, write_json
 from headrank.method.heads import HeadSet
 from headrank.reranking.model_card import model_card
+from headrank.reranking.model_sources import is_adapter_folder
 
 FORMAT = "headrank/1"
 _COMPANIONS = (
@@ -49,14 +50,26 @@ def write_headrank_files(
     name: str,
     base: Path,
     base_name: str,
-    is_truncated: bool,
     num_bytes: int,
+    is_truncated: bool = False,
+    adapted: str | None = None,
 ) -> None:
-    """headrank.json and README.md; ``base`` is the model that was trained, whose license goes into the card."""
+    """headrank.json and README.md; ``base`` is the model that was trained, whose license goes into the card.
+
+    ``adapted`` says that the directory holds an adapter only, and where HeadRank finds the model that it changes.
+    """
     shown = {**heads.to_dict(), "model": Path(heads.model).name if os.path.isabs(heads.model) else heads.model}
-    write_json(directory / "headrank.json", {"format": FORMAT, "heads": shown, "is_truncated": is_truncated, "training": dict(training)})
+    about = {"format": FORMAT, "heads": shown, "is_truncated": is_truncated, "training": dict(training)}
+    write_json(directory / "headrank.json", about if adapted is None else {"base": adapted, **about})
     card = model_card(
-        name, base_name, heads, is_truncated=is_truncated, training=training, license_name=_license_of(base), num_bytes=num_bytes
+        name,
+        base_name,
+        heads,
+        is_truncated=is_truncated,
+        is_adapter=adapted is not None,
+        training=training,
+        license_name=_license_of(base),
+        num_bytes=num_bytes,
     )
     (directory / "README.md").write_text(card, encoding="utf-8")
 
@@ -120,7 +133,7 @@ def exchange_heads(
         raise InputError(f"--exported {exported}: has no headrank.json, so 'headrank export-hf' did not write it; give --checkpoint")
     heads = heads or HeadSet.from_dict({"table": [], **about["heads"]})
     check_prompt(heads, HeadSet.from_dict({"table": [], **about["heads"]}), str(exported))
-    config = read_json(exported / "config.json")
+    config = read_json((base if is_adapter_folder(exported) else exported) / "config.json")
     if not isinstance(config, dict):
         raise InputError(f"{exported / 'config.json'}: not a model's configuration; export the model again")
     layers = int(config["num_hidden_layers"])
@@ -141,6 +154,7 @@ def exchange_heads(
             base=base,
             base_name=base_name,
             is_truncated=bool(about["is_truncated"]),
+            adapted=about.get("base"),
             num_bytes=num_bytes,
         )
     except BaseException as error:

@@ -9,13 +9,15 @@ Shapes: A key pairs of the readout (sorted by layer, then group), T tokens of th
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
+
+from headrank.method.late_layout import QueryVectors
+from headrank.passage_store.content import passage_digest
 
 if TYPE_CHECKING:
     from headrank.reranking.late_reader import LateReader
@@ -39,6 +41,18 @@ class KeptKeys:
         return int(self.keys_ATD.shape[1])
 
 
+Passage = tuple[str, str]  # (title, text)
+
+
+@dataclass(frozen=True)
+class StoredScore:
+    """The score of a passage whose keys never left their source, and what its tokens were."""
+
+    score: float
+    num_tokens: int
+    is_shortened: bool = False
+
+
 class KeySource(Protocol):
     """What a late reranker asks. Give one to ``HeadRankReranker.from_pretrained(..., key_source=source)``.
 
@@ -53,10 +67,20 @@ class KeySource(Protocol):
         """The keys of each passage, None for one that the source does not hold."""
 
 
-def passage_digest(document: tuple[str, str]) -> bytes:
-    """Sixteen bytes that name a (title, text) pair."""
-    title, text = document
-    return hashlib.blake2b(f"{len(title)}:{title}{text}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+@runtime_checkable
+class ScoringSource(KeySource, Protocol):
+    """A source that scores passages where they lie instead of handing out their keys; it is asked before everything else."""
+
+    adds: bool  # whether computed passages are to be added
+
+    def missing(self, documents: Iterable[Passage]) -> list[Passage]:
+        """The passages that the source does not hold, each once."""
+
+    def add(self, keys: Sequence[tuple[Passage, KeptKeys]]) -> None:
+        """Take over passages that were computed."""
+
+    def score(self, lists: Sequence[tuple[QueryVectors, Sequence[Passage]]]) -> list[list[StoredScore | None]]:
+        """For each query (U = 1) and its passages the scores, None for a passage that the source does not hold."""
 
 
 class RecentPassages:

@@ -17,8 +17,9 @@ import torch
 
 from headrank.errors import InputError
 from headrank.method.heads import HeadSet
-from headrank.method.late_layout import PassageKeys, QueryVectors, key_pairs, late_scores, opening_log_sums
+from headrank.method.late_layout import KeyPair, PassageKeys, QueryVectors, key_pairs, late_scores, opening_log_sums
 from headrank.method.late_prompt import EncodedPassage, EncodedQuery, LateEncoder, late_limit
+from headrank.method.readout import Readout
 from headrank.reranking.capture import ExitEarly, LateForward
 from headrank.reranking.reader import AttentionReader
 
@@ -42,8 +43,8 @@ class LateReader:
         self.reader, self.heads, self.readout = reader, heads, readout
         limit = late_limit(reader.config, heads.prompt, reader.name)
         self.encoder = LateEncoder(reader.tokenizer, heads.prompt, limit)
-        num_groups = int(getattr(reader.config, "num_key_value_heads", None) or reader.num_heads)
-        self.pairs, self.pair_of_head = key_pairs(heads.heads, reader.num_heads // num_groups)
+        self.num_groups = int(getattr(reader.config, "num_key_value_heads", None) or reader.num_heads)
+        self.pairs, self.pair_of_head = key_pairs(heads.heads, reader.num_heads // self.num_groups)
         self.weights_K = torch.tensor(readout.weights, dtype=torch.float32, device=reader.device)
         self.offsets_K = torch.tensor(readout.offsets, dtype=torch.float32, device=reader.device) if readout.offsets else None
         self._groups: dict[int, list[int]] = {}
@@ -133,3 +134,12 @@ class LateReader:
         if not torch.isfinite(values).all():
             raise InputError(f"{self.reader.name}: attention is not finite; the weights hold NaN or infinity")
         return values
+
+
+def heads_of_pairs(heads: HeadSet, pairs: Sequence[KeyPair], num_groups: int) -> HeadSet:
+    """A HeadSet with one head in each of ``pairs`` and the prompt of ``heads``: for reading keys, not for scoring."""
+    group_size = heads.num_heads // num_groups
+    chosen = tuple((layer, group * group_size) for layer, group in pairs)
+    return HeadSet(
+        chosen, "pairs", heads.model, heads.num_layers, heads.num_heads, prompt=heads.prompt, readout=Readout(weights=(1.0,) * len(chosen))
+    )

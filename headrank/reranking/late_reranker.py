@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from headrank.method.heads import HeadSet
 from headrank.method.late_layout import PassageKeys, QueryVectors, late_token_values
 from headrank.reranking.explain import Explanation, TokenScores
-from headrank.reranking.key_source import DEFAULT_BYTES, KeptKeys, KeySource, RecentPassages
+from headrank.reranking.key_source import DEFAULT_BYTES, KeptKeys, KeySource, Passage, RecentPassages, ScoringSource, StoredScore
 from headrank.reranking.late_reader import LateReader, bucket_of
 from headrank.reranking.reader import AttentionReader
 from headrank.reranking.rerank_requests import ListScores
@@ -22,7 +22,6 @@ from headrank.reranking.reranker import DocumentLike, HeadRankReranker, checked_
 
 LISTS_AT_A_TIME = 32  # their passages fill batches together; only query vectors are held for all of them
 _FOUND_AT_A_TIME = 64  # passages whose kept keys are copied into one batch
-Passage = tuple[str, str]  # (title, text)
 
 
 class LateReranker(HeadRankReranker):
@@ -56,14 +55,19 @@ class LateReranker(HeadRankReranker):
         """Every batch of passages is scored against all queries that want it, then let go."""
         queries = [self.late.encoder.encode_query(query) for query, _ in lists]
         vectors = [self.late.query_vectors(query) for query in queries]
-        places: dict[Passage, list[tuple[int, int]]] = {}
-        for number, (_, documents) in enumerate(lists):
-            for index, document in enumerate(documents):
-                places.setdefault(document, []).append((number, index))
         scores = [np.zeros(len(documents), np.float32) for _, documents in lists]
         num_tokens = [len(query.input_ids) for query in queries]
         empty = [np.zeros(len(documents), bool) for _, documents in lists]
         is_shortened = [False] * len(lists)
+        places: dict[Passage, list[tuple[int, int]]] = {}
+        for number, of_list in enumerate(self._stored_scores(lists, vectors)):
+            for index, (document, stored) in enumerate(zip(lists[number][1], of_list, strict=True)):
+                if stored is None:
+                    places.setdefault(document, []).append((number, index))
+                    continue
+                scores[number][index], empty[number][index] = stored.score, stored.num_tokens == 0
+                num_tokens[number] += stored.num_tokens
+                is_shortened[number] |= stored.is_shortened
         for documents, keys, shortened in self._batches(list(places)):
             lengths = keys.lengths_N.tolist()
             for number, rows in _rows_by_list(documents, places).items():
@@ -77,27 +81,47 @@ class LateReranker(HeadRankReranker):
             for number, (query, _) in enumerate(lists)
         ]
 
+    def _stored_scores(self, lists: Sequence[tuple[str, list[Passage]]], vectors: Sequence[QueryVectors]) -> list[list[StoredScore | None]]:
+        """What a source that scores for itself says of each list; None where the reranker has to."""
+        source = self.key_source
+        if not isinstance(source, ScoringSource):
+            return [[None] * len(documents) for _, documents in lists]
+        if source.adds:
+            missing = source.missing(document for _, documents in lists for document in documents)
+            made: list[tuple[Passage, KeptKeys]] = []
+            for documents, keys, shortened in self._computed(missing):
+                kept = [KeptKeys(keys.keys_NATD[row, :, :length], shortened[row]) for row, length in enumerate(keys.lengths_N.tolist())]
+                made += zip(documents, kept, strict=True)
+            if made:
+                source.add(made)
+        return source.score([(vectors[number], documents) for number, (_, documents) in enumerate(lists)])
+
     def _scores_of(self, vectors: QueryVectors, keys: PassageKeys, rows: Sequence[int]) -> list[float]:
-        """The scores of the chosen rows of a batch."""
-        if len(rows) < keys.num_passages:
+        """The scores of the chosen rows of a batch; a row that a list holds twice is chosen twice."""
+        if list(rows) != list(range(keys.num_passages)):
             keys = PassageKeys(keys.keys_NATD[list(rows)], keys.lengths_N[list(rows)])
         return self.late.scores(vectors, keys).tolist()
 
     def _batches(self, documents: Sequence[Passage]) -> Iterator[tuple[list[Passage], PassageKeys, list[bool]]]:
         """(passages, their keys, whether each was shortened), batch by batch: kept ones first, then those that have to be computed."""
         missing = list(documents)
-        for source in (self.recent, self.key_source):
+        asked = None if isinstance(self.key_source, ScoringSource) else self.key_source
+        for source in (self.recent, asked):
             if source is not None and missing:
                 found = list(zip(missing, source.find(missing), strict=True))
                 missing = [document for document, keys in found if keys is None]
                 yield from self._packed([(document, keys) for document, keys in found if keys is not None])
-        encoded = self.late.encoder.encode_passages(missing)
-        for indices, keys in self.late.passage_keys(encoded):
-            shortened = [encoded[index].is_shortened for index in indices]
+        for batch, keys, shortened in self._computed(missing):
             lengths = keys.lengths_N.tolist()
-            for row, index in enumerate(indices):
-                self.recent.keep(missing[index], KeptKeys(keys.keys_NATD[row, :, : lengths[row]], shortened[row]))
-            yield [missing[index] for index in indices], keys, shortened
+            for row, document in enumerate(batch):
+                self.recent.keep(document, KeptKeys(keys.keys_NATD[row, :, : lengths[row]], shortened[row]))
+            yield batch, keys, shortened
+
+    def _computed(self, documents: Sequence[Passage]) -> Iterator[tuple[list[Passage], PassageKeys, list[bool]]]:
+        """The same of passages that a forward has to make."""
+        encoded = self.late.encoder.encode_passages(documents)
+        for indices, keys in self.late.passage_keys(encoded):
+            yield [documents[index] for index in indices], keys, [encoded[index].is_shortened for index in indices]
 
     def _packed(self, found: list[tuple[Passage, KeptKeys]]) -> Iterator[tuple[list[Passage], PassageKeys, list[bool]]]:
         """Kept keys in batches, padded as when they were computed: another padding would round sums differently."""

@@ -22,21 +22,27 @@ def model_card(
     base_model: str,
     heads: HeadSet,
     *,
-    is_truncated: bool,
+    is_truncated: bool = False,
+    is_adapter: bool = False,
     training: Mapping[str, Any],
     license_name: str | None = None,
     num_bytes: int | None = None,
 ) -> str:
     """README.md with the hub's metadata block. Only facts that were handed in are stated; no measure is claimed."""
     block = ["---", "pipeline_tag: text-ranking", "library_name: headrank", f"base_model: {base_model}"]
+    block += ["base_model_relation: adapter"] if is_adapter else []
     block += [f"license: {license_name}"] if license_name else []
-    block += ["tags:", "- reranking", "- attention", "- headrank", "---"]
+    block += ["tags:", "- reranking", "- attention", "- headrank", *(["- lora", "- peft"] if is_adapter else []), "---"]
     depth = f"{heads.l_max + 1} of {heads.num_layers} layers"
-    kind = (
-        f"This directory holds only the {depth} that reranking reads; it cannot generate text."
-        if is_truncated
-        else f"All {heads.num_layers} layers are here, so it also loads with plain `AutoModelForCausalLM`; reranking uses {depth}."
-    )
+    if is_adapter:
+        kind = (
+            f"This directory holds a LoRA adapter for {base_model}, which is needed beside it; reranking uses {depth}. "
+            "`HeadRankReranker` merges it at load and needs no peft; peft and transformers load it as any other adapter."
+        )
+    elif is_truncated:
+        kind = f"This directory holds only the {depth} that reranking reads; it cannot generate text."
+    else:
+        kind = f"All {heads.num_layers} layers are here, so it also loads with plain `AutoModelForCausalLM`; reranking uses {depth}."
     layout = " Passages are read side by side, so that their order does not change a score." if heads.prompt.is_parallel else ""
     names = ", ".join(head_name(head) for head in heads.heads)
     parts = [

@@ -1,10 +1,19 @@
-"""Where a model comes from: 'embedded', a Hugging Face directory, or a name on the hub. Python and the commands ask here."""
+"""Where a model comes from: 'embedded', a Hugging Face directory, an adapter's folder, or a name on the hub.
+
+Python and the commands ask here. An adapter's folder names the base model it was trained on; ``base_of`` finds it.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
+
+from headrank.errors import InputError
+from headrank.files import read_json
 
 EMBEDDED = "embedded"
+ADAPTER_CONFIG = "adapter_config.json"
 
 
 def resolve_model(name: str | Path) -> str:
@@ -17,3 +26,38 @@ def resolve_model(name: str | Path) -> str:
     from headrank.reranking.embedded_model import embedded_model_directory
 
     return str(embedded_model_directory())
+
+
+def is_adapter_folder(model: str | Path) -> bool:
+    """Whether this is a local PEFT adapter."""
+    return (Path(model) / ADAPTER_CONFIG).is_file()
+
+
+def read_adapter_config(folder: Path) -> dict[str, Any]:
+    """adapter_config.json as a dictionary."""
+    values = read_json(folder / ADAPTER_CONFIG)
+    if not isinstance(values, dict):
+        raise InputError(f"{folder / ADAPTER_CONFIG}: not an adapter's configuration")
+    return values
+
+
+def base_of(model: str | Path) -> str:
+    """The model that an adapter's folder changes, as transformers can load it; any other model itself.
+
+    ``base`` in headrank.json comes before the name in adapter_config.json: it can say 'embedded', which other programs do not know.
+    """
+    if not is_adapter_folder(model):
+        return str(model)
+    folder = Path(model)
+    ours = read_json(folder / "headrank.json") if (folder / "headrank.json").is_file() else {}
+    named = ours.get("base") if isinstance(ours, dict) else None
+    name = str(named or read_adapter_config(folder).get("base_model_name_or_path") or "")
+    if name == EMBEDDED:
+        return resolve_model(name)
+    beside = folder / name
+    found = str(beside) if name and not os.path.isabs(name) and beside.is_dir() and beside.resolve() != folder.resolve() else name
+    if not name or (os.path.isabs(name) and not Path(name).is_dir()) or is_adapter_folder(found):
+        raise InputError(
+            f"{folder / ADAPTER_CONFIG}: base_model_name_or_path {name!r} is not a model; write there a directory, a hub name or 'embedded'"
+        )
+    return found

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrank.errors import InputError
-from headrank.files import read_json, write_json
+from headrank.files import write_json
 from headrank.lora_settings import PROJECTIONS, LoraSettings
+from headrank.reranking.model_sources import ADAPTER_CONFIG, is_adapter_folder, read_adapter_config
 
 if TYPE_CHECKING:
     import torch
 
-CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS_NAME = "adapter_model.safetensors"
 _KEY = re.compile(r"base_model\.model\.(?:.*\.)?(layers\.\d+\..+)\.lora_([AB])(?:\.default)?\.weight")
 _LAYER = re.compile(r"layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)")
 # settings of peft that change what an adapter computes, and the value that plain LoRA has
@@ -59,16 +60,18 @@ class PeftAdapter:
         for name, plain in _PLAIN.items():
             value = config.get(name, plain)
             if value != plain and value:
-                raise InputError(f"{folder / CONFIG_NAME}: {name} is {value!r}, only plain LoRA is read here; merge it with peft first")
+                raise InputError(f"{folder / ADAPTER_CONFIG}: {name} is {value!r}, only plain LoRA is read here; merge it with peft first")
         start = str(config.get("init_lora_weights", True)).partition("_")[0]
         if start in _BASE_CHANGING_STARTS:
-            raise InputError(f"{folder / CONFIG_NAME}: init_lora_weights {start!r} also changes the base model; merge it with peft first")
+            raise InputError(
+                f"{folder / ADAPTER_CONFIG}: init_lora_weights {start!r} also changes the base model; merge it with peft first"
+            )
         if config.get("peft_type") != "LORA":
-            raise InputError(f"{folder / CONFIG_NAME}: peft_type {config.get('peft_type')!r} is not read here, only 'LORA'")
+            raise InputError(f"{folder / ADAPTER_CONFIG}: peft_type {config.get('peft_type')!r} is not read here, only 'LORA'")
         try:
             alpha, is_stabilised = float(config["lora_alpha"]), bool(config.get("use_rslora"))
         except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{folder / CONFIG_NAME}: lora_alpha {config.get('lora_alpha')!r} is not a number") from error
+            raise InputError(f"{folder / ADAPTER_CONFIG}: lora_alpha {config.get('lora_alpha')!r} is not a number") from error
         return cls(folder, str(config.get("base_model_name_or_path") or ""), alpha, is_stabilised, _read_factors(folder))
 
     def scale(self, rank: int) -> float:
@@ -76,7 +79,7 @@ class PeftAdapter:
         return self.alpha / (math.sqrt(rank) if self.is_rank_stabilised else rank)
 
     def merged(self, name: str, weight: torch.Tensor) -> torch.Tensor:
-        """The weight of a module (named from the layers on) with its adapter, added in float32; itself where there is none."""
+        """The weight of a module (named from the layers on) with its adapter, in float32; itself where there is none."""
         pair = self.factors.get(name)
         if pair is None:
             return weight
@@ -86,7 +89,7 @@ class PeftAdapter:
                 f"{self.folder}: the adapter of {name!r} is for a weight [{high.shape[0]}, {low.shape[1]}], the base model's is "
                 f"{list(weight.shape)}; was it trained on another model?"
             )
-        return (weight.float() + self.scale(low.shape[0]) * (high @ low)).to(weight.dtype)
+        return weight.float() + self.scale(low.shape[0]) * (high @ low)
 
     def settings(self) -> LoraSettings:
         """Rank, alpha and projections, for training to go on; an adapter of several ranks cannot be trained here."""
@@ -100,22 +103,9 @@ class PeftAdapter:
         rank = ranks.pop()
         return LoraSettings(rank, self.scale(rank) * rank, tuple(name for name in PROJECTIONS if name in targets))
 
-    def above(self, num_layers: int) -> list[str]:
-        """Modules of layers that a model of this depth does not have."""
-        return [name for name in self.factors if int(name.split(".")[1]) >= num_layers]
-
-
-def is_adapter_folder(model: str | Path) -> bool:
-    """Whether this is a local PEFT adapter."""
-    return (Path(model) / CONFIG_NAME).is_file()
-
-
-def read_adapter_config(folder: Path) -> dict[str, Any]:
-    """adapter_config.json as a dictionary."""
-    values = read_json(folder / CONFIG_NAME)
-    if not isinstance(values, dict):
-        raise InputError(f"{folder / CONFIG_NAME}: not an adapter's configuration")
-    return values
+    def below(self, num_layers: int) -> set[str]:
+        """The modules of the first layers."""
+        return {name for name in self.factors if int(name.split(".")[1]) < num_layers}
 
 
 def _read_factors(folder: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
@@ -158,7 +148,7 @@ def adapter_of(model: str | Path) -> PeftAdapter | None:
 
 
 def merge_weights(model: str | Path, weights: Iterable[tuple[str, torch.Tensor]], num_layers: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights of an adapter folder's base (names from the layers on), merged; those of any other model as they are.
+    """The weights of an adapter folder's base (names from the layers on), merged in float32; those of any other model as they are.
 
     An adapter of a module that the base does not have below ``num_layers`` is an InputError.
     """
@@ -166,13 +156,31 @@ def merge_weights(model: str | Path, weights: Iterable[tuple[str, torch.Tensor]]
     if adapter is None:
         yield from weights
         return
-    pending = set(adapter.factors) - set(adapter.above(num_layers))
+    pending = adapter.below(num_layers)
     for name, weight in weights:
         module = name.removesuffix(".weight")
         pending.discard(module)
         yield name, adapter.merged(module, weight) if name.endswith(".weight") else weight
-    if pending:
-        raise InputError(f"{model}: adapts {min(pending)!r}, which its base model does not have; was it trained on another model?")
+    _refuse_strange(model, pending)
+
+
+def merge_into(model: str | Path, loaded: torch.nn.Module, num_layers: int) -> None:
+    """The same in place, for a model that transformers loaded in float32."""
+    adapter = adapter_of(model)
+    if adapter is None:
+        return
+    pending = adapter.below(num_layers)
+    for name, module in loaded.named_modules():
+        name = name[name.find("layers.") :] if "layers." in name else name
+        if name in pending:
+            module.weight.data = adapter.merged(name, module.weight.detach())  # type: ignore[union-attr]
+            pending.discard(name)
+    _refuse_strange(model, pending)
+
+
+def _refuse_strange(model: str | Path, unseen: set[str]) -> None:
+    if unseen:
+        raise InputError(f"{model}: adapts {min(unseen)!r}, which its base model does not have; was it trained on another model?")
 
 
 def write_adapter(
@@ -202,7 +210,7 @@ def write_adapter(
         "use_dora": False,
         "use_rslora": False,
     }
-    write_json(folder / CONFIG_NAME, config)
+    write_json(folder / ADAPTER_CONFIG, config)
 
 
 def target_pattern(modules: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headrank.errors import InputError
+from headrank.reranking.model_sources import base_of
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -35,7 +36,7 @@ class PlainTokenizer:
         """The tokenizer of a local directory; None where its settings ask for more than tokenizer.json says."""
         from tokenizers import Tokenizer
 
-        folder = Path(model)
+        folder = Path(base_of(model))
         try:
             settings = _json(folder / "tokenizer_config.json")
             marked = _json(folder / "special_tokens_map.json")

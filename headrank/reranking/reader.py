@@ -22,7 +22,8 @@ from headrank.placement import fast_bfloat16, place, use_available_cores
 from headrank.reranking.capture import Capture, ExitEarly, register
 from headrank.reranking.decoder import Decoder, load_decoder
 from headrank.reranking.decoder_files import DecoderShape, refuse_incomplete
-from headrank.reranking.model_sources import resolve_model
+from headrank.reranking.model_sources import base_of, is_adapter_folder, resolve_model
+from headrank.reranking.peft_folder import merge_into
 from headrank.reranking.plain_tokenizer import PlainTokenizer
 
 _log = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ class AttentionReader:
 
 def _fastest(model: str | Path, device: torch.device, default: torch.dtype) -> torch.dtype:
     """bfloat16 on a CPU that is good at it and for a model large enough to notice, else the device's default; said in one line."""
-    size = sum(path.stat().st_size for path in Path(model).glob("*.safetensors"))
+    size = sum(path.stat().st_size for path in Path(base_of(model)).glob("*.safetensors"))
     reason = fast_bfloat16() if device.type == "cpu" and size >= _SMALLEST_FOR_BFLOAT16 else None
     chosen = torch.bfloat16 if reason else default
     threads = f", {use_available_cores()} threads" if device.type == "cpu" else ""
@@ -156,14 +157,21 @@ def load_complete(auto: Any, model: str | Path, kind: str, **options: Any) -> tu
     from safetensors import SafetensorError
     from transformers import AutoTokenizer
 
+    source, dtype = base_of(model), options.pop("dtype", None)
+    is_adapted = is_adapter_folder(model)
     try:
         with quiet_loading():
-            tokenizer = AutoTokenizer.from_pretrained(model)
-            loaded, report = auto.from_pretrained(model, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+            tokenizer = AutoTokenizer.from_pretrained(source)
+            options["dtype"] = torch.float32 if is_adapted else dtype  # an adapter is added before anything is rounded
+            loaded, report = auto.from_pretrained(source, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise InputError(f"{model}: cannot be loaded as a {kind} ({first_line(error)}); are its files complete?") from error
     refuse_incomplete(model, {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
     _check_words(tokenizer, model)
+    if is_adapted:
+        merge_into(model, loaded, int(text_config(loaded.config).num_hidden_layers))
+        for parameter in loaded.parameters():  # not loaded.to(dtype): that would round the rotary frequencies too
+            parameter.data = parameter.data.to(dtype)
     return tokenizer, loaded
 
 

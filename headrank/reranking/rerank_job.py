@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import itertools
 import logging
-import os
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,9 +24,10 @@ from headrank.reranking.model_sources import resolve_model
 from headrank.reranking.partial_results import PartialResults
 from headrank.reranking.rerank_outputs import Target, check_targets, require_places, write_targets
 from headrank.reranking.rerank_requests import Request, requests_from_collection, requests_from_file
+from headrank.torchrun import barrier, world
 
 _log = logging.getLogger(__name__)
-_NO_INFLUENCE = ("targets", "restart", "batch_size", "command")  # fields that change no score
+_NO_INFLUENCE = ("targets", "restart", "batch_size", "store_add", "command")  # fields that change no score
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ class RerankJob:
     batch_size: int | None = None  # queries at a time; None: what suits the method
     calibrate: bool = True
     api_base: str | None = None
+    store: str | None = None
+    store_add: bool = False
     restart: bool = False
     command: tuple[str, ...] = ()
 
@@ -65,13 +67,13 @@ class RerankJob:
 def rerank(job: RerankJob) -> None:
     """Do the work and write the files of every target."""
     check_targets(job.targets)
-    rank, world_size = _world()
+    rank, world_size = world()
     requests = _requests(job)
     if rank == 0:
         require_places(job.targets, reads=[job.requests, job.only, *([] if job.requests else job.open_collection().paths)])
     output, key = Path(job.targets[0].output), job_key(job, requests)
     store = PartialResults(output, key, rank, restart=job.restart)
-    _barrier(world_size)  # all see the same finished queries, or the shares below would not fit together
+    barrier(world_size)  # all see the same finished queries, or the shares below would not fit together
     pending = [request for request in requests if request.query_id not in store.done][rank::world_size]
     if store.done:
         _log.info("%s: %d of %d queries were done before, going on", output, len(store.done), len(requests))
@@ -84,13 +86,13 @@ def rerank(job: RerankJob) -> None:
         for batch in _batches(bar if rank == 0 else pending, size):
             store.add(_score(rankers, batch))
     store.close()
-    _barrier(world_size)
+    barrier(world_size)
     if rank == 0:
         facts = {"load_seconds": loaded - started, "rank_seconds": time.perf_counter() - loaded, "processes": world_size}
         finished = PartialResults(output, key, rank)
         write_targets(job, requests, finished.done, rankers, facts)
         finished.discard()
-    _barrier(world_size, last=True)
+    barrier(world_size, last=True)
 
 
 def _progress(pending: Sequence[Request]) -> Generator[Request, None, None]:
@@ -180,7 +182,8 @@ def build_rankers(job: RerankJob) -> list[Any]:
     sets = [dataclasses.replace(heads, prompt=prompt) for heads, prompt in zip(sets, prompts, strict=True)]
     last_layer = max(heads.l_max for heads in sets)
     reader = AttentionReader.load(model, prompt=prompts[0], last_layer=last_layer, device=job.device, dtype=job.dtype)
-    return [HeadRankReranker.from_reader(reader, heads, calibrate=job.calibrate, batch_size=job.batch_size) for heads in sets]
+    common: dict[str, Any] = {"calibrate": job.calibrate, "batch_size": job.batch_size, "store": job.store, "store_add": job.store_add}
+    return [HeadRankReranker.from_reader(reader, heads, **common) for heads in sets]
 
 
 def _difference(one: PromptTemplate, other: PromptTemplate) -> str:
@@ -210,6 +213,8 @@ def _build_ranker(job: RerankJob, target: Target) -> Any:
         calibrate=job.calibrate,
         batch_size=job.batch_size,
         api_base=job.api_base,
+        store=job.store,
+        store_add=job.store_add or None,
     )
 
 
@@ -223,24 +228,3 @@ def job_key(job: RerankJob, requests: Sequence[Request]) -> str:
     ]
     methods = [target.method for target in job.targets]
     return fingerprint([settings, methods, heads, file_state(job.model) if Path(job.model).is_dir() else job.model, lists])
-
-
-def _world() -> tuple[int, int]:
-    """(rank, world size) under torchrun, else (0, 1)."""
-    rank, world_size = (int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
-    if world_size > 1:
-        import torch.distributed as dist
-
-        if not dist.is_initialized():
-            dist.init_process_group("gloo")
-    return rank, world_size
-
-
-def _barrier(world_size: int, last: bool = False) -> None:
-    """Wait for every process; the last barrier also says goodbye."""
-    if world_size > 1:
-        import torch.distributed as dist
-
-        dist.barrier()
-        if last:
-            dist.destroy_process_group()

@@ -81,18 +81,27 @@ class HeadRankReranker(ABC):
         batch_size: int | None = None,
         key_source: KeySource | None = None,
         key_cache_bytes: int = DEFAULT_BYTES,
+        store: str | Path | None = None,
+        store_add: bool = False,
     ) -> HeadRankReranker:
         """A reranker for these heads on a loaded model: late if their prompt is, else by lists that stand in one prompt.
 
         ``calibrate`` False ranks by raw masses; log masses are never calibrated. ``batch_size`` is lists at a time (default: 1, or
         32 in the late layout, whose passages fill batches of their own). ``key_source`` and ``key_cache_bytes`` belong to the late
-        layout: where kept keys come from, and how many bytes of recent ones are remembered.
+        layout: where kept keys come from, and how many bytes of recent ones are remembered. ``store`` is the folder of a passage
+        store that 'headrank index' made; ``store_add`` adds the passages that it lacks.
         """
+        if store_add and store is None:
+            raise InputError("store_add needs a store to add to; give --store DIR")
+        if store is not None and heads.prompt.is_late:
+            from headrank.passage_store.source import StoredPassages
+
+            key_source = StoredPassages(store, add=store_add)
         if heads.prompt.is_late:
             from headrank.reranking.late_reranker import LateReranker
 
             return LateReranker(reader, heads, batch_size=batch_size, key_source=key_source, key_cache_bytes=key_cache_bytes)
-        if key_source is not None:
+        if key_source is not None or store is not None:
             raise InputError(
                 f"keys of passages are kept in the late layout only, and these heads read the {heads.prompt.document_layout} one"
             )

@@ -22,8 +22,10 @@ import torch
 from headrank.files import atomic_write
 from headrank.method.heads import HeadSet
 from headrank.method.late_layout import passage_log_sums
+from headrank.method.ordering import reranking_order
 from headrank.method.prompt import PromptTemplate
 from headrank.method.readout import Readout
+from headrank.method.spans import PromptEncoder
 from headrank.reranking.late_reader import LateReader
 from headrank.reranking.reader import AttentionReader
 
@@ -62,6 +64,28 @@ class LateStatistics:
             ratios_NKR[indices] = sums_NKR.masked_fill((keys.lengths_N == 0)[:, None, None], 0.0).cpu().numpy()
             lengths_N[indices] = keys.lengths_N.cpu().numpy()
         return ReadoutStatistics(ratios_NKR, lengths_N)
+
+
+class PromptStatistics:
+    """Computes ReadoutStatistics of lists that stand in one prompt, in the sequential or the parallel layout."""
+
+    def __init__(self, reader: AttentionReader, prompt: PromptTemplate, num_layers: int | None = None) -> None:
+        """``num_layers`` is how many layers are read; all by default."""
+        self.reader = reader
+        self.heads = {layer: list(range(reader.num_heads)) for layer in range(num_layers or reader.num_layers)}
+        self.encoder = PromptEncoder(reader.tokenizer, prompt, reader.encoder.max_length, calibrate=False)
+
+    @torch.inference_mode()
+    def of(self, query: str, documents: Sequence[tuple[str, str]]) -> ReadoutStatistics:
+        """The statistics of one list."""
+        order = reranking_order(self.encoder.template, documents)
+        context = self.encoder.encode(query, [documents[rank] for rank in order])
+        ratios = self.reader.read([context], self.heads, reads=("log-mass",)).log_ratios
+        lengths = np.array([last - first for first, last in context.document_spans], np.int32)
+        found_NKR = np.concatenate([ratios[layer][0].cpu().numpy() for layer in self.heads], axis=1)
+        found_NKR[lengths == 0] = 0.0
+        back = np.argsort(order)
+        return ReadoutStatistics(found_NKR[back].astype(np.float16), lengths[back])
 
 
 class ReadoutStatisticsCache:

@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 from headrank.errors import InputError
 from headrank.reranking.rerank_requests import ListScores
@@ -24,6 +24,7 @@ from headrank.serving.server_metrics import ServerMetrics
 _log = logging.getLogger(__name__)
 _SMALLEST_BUDGET = 256
 _CLEAN_BATCHES_TO_GROW = 64  # after this many batches without trouble a halved budget doubles again
+Result = TypeVar("Result")
 Passages = Sequence[tuple[str, str]]
 
 
@@ -62,7 +63,7 @@ class Batcher:
     def __init__(self, scorer: Scorer, metrics: ServerMetrics, *, budget: int, max_queue: int) -> None:
         self.scorer, self.metrics, self.max_queue = scorer, metrics, max_queue
         self.budget = self.full_budget = budget
-        self.running = 0
+        self.running = self._calls = 0
         self._queue = FairQueue()
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="headrank-model")
@@ -76,7 +77,7 @@ class Batcher:
     @property
     def is_idle(self) -> bool:
         """Nothing waits and nothing is computed."""
-        return not len(self._queue) and not self.running
+        return not len(self._queue) and not self.running and not self._calls
 
     def submit(self, client: str, lists: Sequence[tuple[str, Passages, int]]) -> list[Work]:
         """Queue lists of one request, all or none; a full queue is a 429 that says when to come back."""
@@ -93,6 +94,20 @@ class Batcher:
         """Seconds until the queue of now is empty, at the speed of the last batches."""
         seconds = self._queue.num_tokens / self._tokens_per_second if self._tokens_per_second else 1.0
         return int(min(60.0, max(1.0, seconds)))
+
+    async def call(self, compute: Callable[[], Result]) -> Result:
+        """Run something else on the model's thread, between two batches; it fails like a request that is alone in its batch."""
+        if self._calls >= self.max_queue:
+            raise Problem(429, f"{self._calls} explanations are waiting, the limit; come back later", retry_after=self._patience())
+        self._calls += 1
+        try:
+            attempt = asyncio.get_running_loop().run_in_executor(self._thread, compute)
+            await asyncio.wait([attempt])
+            if (error := attempt.exception()) is not None:
+                raise _problem_of(error)
+            return attempt.result()
+        finally:
+            self._calls -= 1
 
     async def run(self) -> None:
         """Serve until cancelled; what is left then gets a 503."""

@@ -1,12 +1,22 @@
-"""The model behind the server: loaded once, called from one thread."""
+"""The model behind the server: loaded once, called from one thread; its tokenizer has a twin for measuring texts in another."""
 
 from __future__ import annotations
 
+import copy
 import gc
+import threading
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from headrank import __version__
+from headrank.files import read_json
+from headrank.method.relevance import RelevanceCurve
+from headrank.reranking.explain import Explanation
+from headrank.reranking.exported_model import read_headrank_json
+from headrank.reranking.late_reranker import LateReranker
+from headrank.reranking.model_sources import resolve_model
 from headrank.reranking.rerank_requests import ListScores
 from headrank.reranking.reranker import HeadRankReranker
 from headrank.serving.batcher import Passages
@@ -19,25 +29,48 @@ _CPU_BATCH_TOKENS, _GPU_BATCH_TOKENS = 2048, 32768  # a batch's requests are ans
 class RerankerEngine:
     """A HeadRankReranker as the batcher's scorer, with what /info says about it."""
 
-    def __init__(self, reranker: HeadRankReranker, name: str) -> None:
-        self.reranker, self.name = reranker, name
+    def __init__(self, reranker: HeadRankReranker, name: str, relevance: RelevanceCurve | None = None) -> None:
+        self.reranker, self.name, self.relevance = reranker, name, relevance
+        self._tokenizer = copy.deepcopy(reranker.reader.tokenizer)  # one tokenizer may not be used by two threads at once
+        self._lock = threading.Lock()
 
     @classmethod
     def load(cls, settings: ServeSettings) -> RerankerEngine:
         """Load the model that the settings name."""
         store: dict[str, Any] = {"store": settings.store} if settings.store is not None else {}
         reranker = HeadRankReranker.from_pretrained(settings.model, settings.heads, device=settings.device, dtype=settings.dtype, **store)
-        return cls(reranker, settings.name)
+        return cls(reranker, settings.name, find_relevance(settings))
 
     def score(self, lists: Sequence[tuple[str, Passages]]) -> list[ListScores]:
         """The scores of each list.
 
-        The reranker's own batch size is left as it is (1): a forward of several prompts rounds differently from a forward of one. The
-        late layout pools the passages of all lists, in forwards whose shapes do not depend on who else is there.
+        The reranker's own batch size is left as it is: a forward of several prompts rounds differently from a forward of one. The late
+        layout pools the passages of all lists, in forwards whose shapes do not depend on who else is there.
         """
-        return self.reranker.score_batch(
-            [(query, [{"title": title, "text": text} for title, text in passages]) for query, passages in lists]
+        return self.reranker.score_batch([(query, _documents(passages)) for query, passages in lists])
+
+    def explain(self, query: str, passages: Passages, chosen: Sequence[int]) -> Explanation:
+        """Where the scores came from. In the late layout only the ``chosen`` passages are read; else all, as their list decides."""
+        if self.is_late:
+            return self.reranker.explain(query, _documents([passages[index] for index in chosen]))
+        found = self.reranker.explain(query, _documents(passages))
+        indices = list(chosen)
+        return Explanation(
+            found.scores[indices],
+            found.per_head[:, indices],
+            found.heads,
+            tuple(found.tokens[index] for index in indices),
+            found.num_tokens,
+            found.is_shortened,
+            found.query,
+            found.query_offsets,
         )
+
+    def token_offsets(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Characters [T, 2] of the tokens of each text; safe beside ``score``."""
+        with self._lock:
+            found = self._tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
+        return [np.asarray(offsets, np.int64).reshape(-1, 2) for offsets in found]
 
     def free_memory(self) -> None:
         """Empty the allocator's cache on a GPU, collect garbage everywhere."""
@@ -48,6 +81,21 @@ class RerankerEngine:
             torch.cuda.empty_cache()
 
     @property
+    def is_late(self) -> bool:
+        """Whether a score depends on query and passage alone."""
+        return isinstance(self.reranker, LateReranker)
+
+    @property
+    def room(self) -> int | None:
+        """Tokens of a passage that the model reads; None where only the list as a whole is bounded."""
+        return self.reranker.late.encoder.room if isinstance(self.reranker, LateReranker) else None
+
+    @property
+    def max_words(self) -> int:
+        """Words of a passage that the prompt takes."""
+        return self.reranker.heads.prompt.max_words
+
+    @property
     def default_batch_tokens(self) -> int:
         """A budget that suits the device."""
         return _CPU_BATCH_TOKENS if self.reranker.reader.device.type == "cpu" else _GPU_BATCH_TOKENS
@@ -56,7 +104,6 @@ class RerankerEngine:
     def facts(self) -> Json:
         """What is served, without paths of this machine."""
         reranker, reader = self.reranker, self.reranker.reader
-        prompt = reranker.heads.prompt
         return {
             "model_id": self.name,
             "model_sha": None,
@@ -64,12 +111,24 @@ class RerankerEngine:
             "model_type": {"reranker": {"id2label": {"0": "relevance"}, "label2id": {"relevance": 0}}},
             "version": __version__,
             "method": "headrank",
-            "layout": prompt.document_layout,
-            "is_score_relative_to_its_list": not prompt.is_late,
+            "layout": reranker.heads.prompt.document_layout,
+            "is_score_relative_to_its_list": not self.is_late,
             "heads": len(reranker.heads.heads),
             "layers": {"used": reranker.layers_used, "of": reader.num_layers},
             "device": str(reader.device),
+            "max_input_length": self.room,
+            "relevance": None if self.relevance is None else {"kind": self.relevance.kind, "fit": dict(self.relevance.fit)},
         }
+
+
+def find_relevance(settings: ServeSettings) -> RelevanceCurve | None:
+    """The curve of --relevance, else that of the model's headrank.json, else none."""
+    if settings.relevance is not None:
+        return RelevanceCurve.from_dict(read_json(settings.relevance))
+    exported = read_headrank_json(resolve_model(settings.model))
+    if settings.heads is not None or exported is None or exported.get("relevance") is None:
+        return None  # other heads give other scores: a curve belongs to its own
+    return RelevanceCurve.from_dict(exported["relevance"])
 
 
 def _documents(passages: Passages) -> list[dict[str, str]]:

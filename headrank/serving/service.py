@@ -1,15 +1,22 @@
-"""From a call to its answer: limits, the queue, the order of the documents."""
+"""From a call to its answer: limits, chunks, the queue, the order of the documents."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from headrank.reranking.rerank_requests import ListScores
 from headrank.serving.batcher import Batcher, Work
 from headrank.serving.call import Ranked, RerankAnswer, RerankCall
+from headrank.serving.engine import RerankerEngine
+from headrank.serving.highlights import sentences_of
+from headrank.serving.long_documents import Chunked, ChunkLimits, best_chunks, chunk_documents, surely_fits
 from headrank.serving.problems import Problem
 from headrank.serving.server_metrics import ServerMetrics
 from headrank.serving.settings import ServeSettings
@@ -19,20 +26,60 @@ _EXTRA_TOKENS = 16  # of a query's branch
 Disconnect = Callable[[], Awaitable[Any]]
 
 
+@dataclass(frozen=True)
+class Scored:
+    """A call with everything that was found out about it."""
+
+    call: RerankCall
+    chunked: Chunked
+    work: Work
+    result: ListScores
+
+    @property
+    def best(self) -> list[int]:
+        """The best chunk of each document."""
+        return best_chunks(self.result.scores.tolist(), self.chunked)
+
+
 class RerankService:
     """Ranks calls through the batcher."""
 
-    def __init__(self, batcher: Batcher, metrics: ServerMetrics, settings: ServeSettings) -> None:
-        self.batcher, self.metrics, self.settings = batcher, metrics, settings
+    def __init__(self, engine: RerankerEngine, batcher: Batcher, metrics: ServerMetrics, settings: ServeSettings) -> None:
+        self.engine, self.batcher, self.metrics, self.settings = engine, batcher, metrics, settings
 
     async def rank(self, calls: Sequence[RerankCall], client: str, disconnect: Disconnect) -> list[RerankAnswer]:
         """The answers to the lists of one request; ``disconnect`` returns when its client has left, who then gets nothing."""
         started = time.perf_counter()
+        scored, tokenization = await self.score(calls, client, disconnect)
+        answers = []
+        for item in scored:
+            ranked = self._ranked(item)
+            if item.call.wants_highlights and ranked:
+                ranked = await self._with_sentences(item, ranked)
+            seconds = {
+                "queue": item.work.queue_seconds,
+                "inference": item.work.inference_seconds,
+                "tokenization": tokenization,
+                "total": time.perf_counter() - started,
+            }
+            is_shortened = item.result.is_shortened or any(item.chunked.is_cut)
+            answers.append(RerankAnswer(tuple(ranked), item.result.num_tokens, is_shortened, seconds))
+        return answers
+
+    async def score(self, calls: Sequence[RerankCall], client: str, disconnect: Disconnect) -> tuple[list[Scored], float]:
+        """Chunk, queue and wait; also the seconds that measuring and chunking took."""
+        started = time.perf_counter()
         self._check(calls)
-        measured = [(call.query, call.documents, estimated_tokens(call)) for call in calls]
+        chunked = [await self._chunked(call) for call in calls]
+        sizes = [estimated_tokens(call.query, item.passages) for call, item in zip(calls, chunked, strict=True)]
+        for call, num_tokens in zip(calls, sizes, strict=True):
+            if num_tokens > self.settings.max_list_tokens:
+                most = self.settings.max_list_tokens
+                raise Problem(413, f"about {num_tokens} tokens; this server reads at most {most} of a list", field=call.field)
         tokenization = time.perf_counter() - started
         self.metrics.tokenization_seconds.observe(tokenization)
-        works = self.batcher.submit(client, measured)
+        lists = [(call.query, item.passages, size) for call, item, size in zip(calls, chunked, sizes, strict=True)]
+        works = self.batcher.submit(client, lists)
         try:
             results = await self._wait(works, disconnect)
         finally:
@@ -41,20 +88,16 @@ class RerankService:
                     self.metrics.count("headrank_abandoned_total")
                 elif not work.future.cancelled():
                     work.future.exception()  # a second failure of one request was seen, too
-        answers = []
-        for call, work, result in zip(calls, works, results, strict=True):
-            seconds = {
-                "queue": work.queue_seconds,
-                "inference": work.inference_seconds,
-                "tokenization": tokenization,
-                "total": time.perf_counter() - started,
-            }
-            answers.append(ranked_answer(call, result, seconds))
-            self.metrics.count("headrank_documents_total", len(call.documents))
-        num_tokens = sum(answer.num_tokens for answer in answers)
+        scored = [Scored(*item) for item in zip(calls, chunked, works, results, strict=True)]
+        self._count(scored)
+        return scored, tokenization
+
+    def _count(self, scored: Sequence[Scored]) -> None:
+        num_tokens = sum(item.result.num_tokens for item in scored)
         self.metrics.input_tokens.observe(num_tokens)
         self.metrics.count("vllm:prompt_tokens_total", num_tokens)
-        return answers
+        self.metrics.count("headrank_documents_total", sum(len(item.call.documents) for item in scored))
+        self.metrics.count("headrank_documents_cut_total", sum(sum(item.chunked.is_cut) for item in scored))
 
     def _check(self, calls: Sequence[RerankCall]) -> None:
         """The limits that need no model."""
@@ -64,11 +107,24 @@ class RerankService:
         for call in calls:
             if not call.query.strip():
                 raise Problem(422, "empty; give a query with at least one word", field="query")
-            tokens = estimated_tokens(call)
-            if tokens > self.settings.max_list_tokens:
-                raise Problem(
-                    413, f"about {tokens} tokens; this server reads at most {self.settings.max_list_tokens} of a list", field=call.field
-                )
+
+    async def _chunked(self, call: RerankCall) -> Chunked:
+        """The passages to score; texts are tokenised, beside the event loop, only where one might not fit."""
+        most = self.settings.max_chunks_per_doc
+        limits = ChunkLimits(
+            self.engine.room,
+            self.engine.max_words,
+            call.max_tokens_per_doc,
+            min(most, call.max_chunks_per_doc or most),
+            call.keeps_end,
+        )
+        if all(surely_fits(document, limits) for document in call.documents):
+            return chunk_documents(call.documents, limits, self.engine.token_offsets)
+        chunked = await asyncio.to_thread(chunk_documents, call.documents, limits, self.engine.token_offsets)
+        if not call.may_cut and any(chunked.is_cut):
+            place = chunked.is_cut.index(True)
+            raise Problem(413, "longer than the model reads, and truncation is switched off", field=f"{call.field}[{place}]")
+        return chunked
 
     async def _wait(self, works: Sequence[Work], disconnect: Disconnect) -> list[ListScores]:
         """The results, unless the client leaves or the time is up before."""
@@ -90,15 +146,40 @@ class RerankService:
         finally:
             left.cancel()
 
+    def _ranked(self, item: Scored) -> list[Ranked]:
+        """Best first by the model's score; equal scores keep the order of the request. The threshold is on what is shown."""
+        call, best, curve = item.call, item.best, None if item.call.wants_raw else self.engine.relevance
+        scores = item.result.scores[best]
+        shown = scores if curve is None else curve.of(scores)
+        order = sorted(range(len(best)), key=lambda index: (-scores[index], index))
+        if call.threshold is not None:
+            order = [index for index in order if shown[index] >= call.threshold]
+        counts = np.bincount([chunk.document for chunk in item.chunked.chunks], minlength=len(best))
+        ranked = []
+        for index in order[: call.top_n]:
+            chunk = item.chunked.chunks[best[index]]
+            ranked.append(
+                Ranked(
+                    index,
+                    float(shown[index]),
+                    None if curve is None else float(scores[index]),
+                    item.chunked.is_cut[index],
+                    (chunk.start, chunk.end) if counts[index] > 1 else None,
+                )
+            )
+        return ranked
 
-def estimated_tokens(call: RerankCall) -> int:
-    """About how many tokens a call has; cheap, and never 0."""
-    num_bytes = sum(len(title) + len(text.encode("utf-8", "surrogatepass")) for title, text in call.documents)
-    return _EXTRA_TOKENS + (len(call.query) + num_bytes) // _BYTES_PER_TOKEN
+    async def _with_sentences(self, item: Scored, ranked: Sequence[Ranked]) -> list[Ranked]:
+        """The sentences of each document's best chunk."""
+        chosen = [item.best[document.index] for document in ranked]
+        found = await self.batcher.call(lambda: self.engine.explain(item.call.query, item.chunked.passages, chosen))
+        return [
+            dataclasses.replace(document, sentences=tuple(sentences_of(tokens)))
+            for document, tokens in zip(ranked, found.tokens, strict=True)
+        ]
 
 
-def ranked_answer(call: RerankCall, result: ListScores, seconds: dict[str, float]) -> RerankAnswer:
-    """Best first; equal scores keep the order of the request."""
-    order = sorted(range(len(call.documents)), key=lambda index: (-result.scores[index], index))[: call.top_n]
-    ranked = tuple(Ranked(index, float(result.scores[index])) for index in order)
-    return RerankAnswer(ranked, result.num_tokens, result.is_shortened, seconds)
+def estimated_tokens(query: str, passages: Sequence[tuple[str, str]]) -> int:
+    """About how many tokens a list has; cheap, and never 0."""
+    num_bytes = sum(len(title) + len(text.encode("utf-8", "surrogatepass")) for title, text in passages)
+    return _EXTRA_TOKENS + (len(query) + num_bytes) // _BYTES_PER_TOKEN

@@ -16,6 +16,7 @@ class ServeSettings:
     heads: str | None = None
     store: str | None = None
     served_name: str | None = None
+    relevance: str | None = None
     device: str | None = None
     dtype: str | None = None
     host: str = "127.0.0.1"

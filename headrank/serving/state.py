@@ -49,7 +49,7 @@ class ServerState:
         self.engine = loading.result()
         budget = self.settings.max_batch_tokens or self.engine.default_batch_tokens
         batcher = Batcher(self.engine, self.metrics, budget=budget, max_queue=self.settings.max_queue)
-        self.service = RerankService(batcher, self.metrics, self.settings)
+        self.service = RerankService(self.engine, batcher, self.metrics, self.settings)
         if self.phase == "loading":
             self.phase = "ready"
             _log.info("ready: %s", self.engine.reranker)

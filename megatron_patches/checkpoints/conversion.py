@@ -21,11 +21,12 @@ from torch.distributed.checkpoint import TensorStorageMetadata
 from torch.distributed.checkpoint import load as load_tensors
 
 from headrank.errors import InputError
+from headrank.lora_settings import PROJECTIONS, LoraSettings
 from headrank.reranking.peft_folder import PeftAdapter
 from megatron_patches.checkpoints.files import WRITE_ERRORS, complete_iterations, description, write_checkpoint, write_failure
 from megatron_patches.checkpoints.safetensors_files import SafetensorsReader, plan_shards, shard_file_names, write_index, write_shard
 from megatron_patches.checkpoints.weights import mapping_of, megatron_names, read_shard, source_shape, split_sources
-from megatron_patches.lora import adapter_name
+from megatron_patches.lora import adapter_name, adapter_parameter
 from megatron_patches.shape import ModelShape
 
 _STACKED = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
@@ -99,6 +100,15 @@ class CheckpointTensors:
         metadata = self._reader.read_metadata().state_dict_metadata
         self._stored = {key: value for key, value in metadata.items() if isinstance(value, TensorStorageMetadata)}
 
+    def adapter(self, settings: LoraSettings) -> PeftAdapter:
+        """The adapter that was trained in this checkpoint."""
+        places = {name: place for name in self._stored if (place := adapter_parameter(name)) is not None}
+        factors: dict[str, dict[str, torch.Tensor]] = {}
+        for name, (layer, projection, factor) in places.items():
+            factors.setdefault(f"layers.{layer}.{PROJECTIONS[projection]}.{projection}", {})[factor] = self.read(name)
+        pairs = {module: (pair["lora_A"], pair["lora_B"]) for module, pair in factors.items()}
+        return PeftAdapter(self.directory, "", settings.alpha, is_rank_stabilised=False, factors=pairs)
+
     def __contains__(self, name: str) -> bool:
         return self._place(name) is not None
 
@@ -135,9 +145,16 @@ class CheckpointTensors:
 class HfTensors:
     """Every tensor of the model to export by its Hugging Face name: the checkpoint's where it has them, else the base's."""
 
-    def __init__(self, checkpoint: CheckpointTensors, base: SafetensorsReader, shape: ModelShape, num_layers: int | None = None) -> None:
-        """``num_layers`` keeps only the first layers, without the output layer, which reranking never uses."""
-        self.checkpoint, self.base, self.shape = checkpoint, base, shape
+    def __init__(
+        self,
+        checkpoint: CheckpointTensors,
+        base: SafetensorsReader,
+        shape: ModelShape,
+        num_layers: int | None = None,
+        adapter: PeftAdapter | None = None,
+    ) -> None:
+        """``num_layers`` keeps only the first layers, without the output layer, which reranking never uses. ``adapter`` is merged."""
+        self.checkpoint, self.base, self.shape, self.adapter = checkpoint, base, shape, adapter
         self._origin: dict[str, str] = {}
         for name in [*megatron_names(shape), *self._query_key_names()]:
             if name in checkpoint:
@@ -163,7 +180,13 @@ class HfTensors:
             parts = split_sources(mapping_of(origin), self.checkpoint.read(origin), self.shape)
             for name in [name for name in pending if name in parts]:
                 pending.remove(name)
-                yield name, parts[name]
+                yield name, self._merged(name, parts[name])
+
+    def _merged(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """In float32 where there is an adapter; rounded when it is written."""
+        if self.adapter is None or not name.endswith(".weight"):
+            return tensor
+        return self.adapter.merged(name.removeprefix("model.").removesuffix(".weight"), tensor)
 
     def _query_key_names(self) -> Iterator[str]:
         for layer in range(self.shape.layers):

@@ -1,5 +1,7 @@
 """A Megatron checkpoint as a finished Hugging Face directory: weights, configuration, tokenizer, headrank.json, model card.
 
+Adapters are merged into the weights, or are all that is written (``is_adapter_only``): then it is a PEFT folder.
+
 Everything is written under a hidden name beside the output and renamed at the very end, configuration last, so that an
 interrupted export leaves nothing that looks finished.
 """
@@ -22,9 +24,11 @@ from megatron.core import dist_checkpointing
 
 from headrank.errors import InputError
 from headrank.files import put_in_place
+from headrank.lora_settings import LoraSettings
 from headrank.method.heads import HeadSet
 from headrank.provenance import versions
 from headrank.reranking.exported_model import check_output, check_prompt, copy_companions, hidden_beside, write_failed, write_headrank_files
+from headrank.reranking.peft_folder import WEIGHTS_NAME, PeftAdapter, write_adapter
 from megatron_patches.checkpoints.conversion import CheckpointTensors, HfTensors, write_weights
 from megatron_patches.checkpoints.damage import require_undamaged
 from megatron_patches.checkpoints.files import checkpoint_directory
@@ -43,8 +47,10 @@ class ExportRequest:
     output: Path
     base_name: str
     name: str
+    loadable_base: str = ""  # of an adapter: what its folder finds the base model by
     heads: HeadSet | None = None
     is_truncated: bool = False
+    is_adapter_only: bool = False
     max_shard_size: int = 5 * 10**9
     dtype: torch.dtype | None = None
     can_overwrite: bool = False
@@ -64,9 +70,18 @@ def export_hf(request: ExportRequest, *, report: Any = iter) -> HeadSet | None:
         check_prompt(heads, _stored_heads(about), str(directory))
     elif request.is_truncated:
         raise InputError(f"--truncate: {directory} has no heads stored with it, so the depth is not known; give --heads heads.json")
+    checkpoint, settings = CheckpointTensors(directory), LoraSettings.from_dict(about.get("lora"))
+    adapter = None if settings is None else checkpoint.adapter(settings)
+    if request.is_adapter_only:
+        if adapter is None or settings is None:
+            raise InputError(f"--adapter-only: {directory} holds no adapters (--headrank-lora-rank was 0); leave the flag out")
+        with _finished_directory(request) as partial:
+            if dist.get_rank() == 0:  # a few megabytes
+                _write_adapter_folder(partial, request, adapter, settings, heads, training_facts(common, about))
+        return heads
     num_layers = heads.l_max + 1 if heads is not None and request.is_truncated else None
     with SafetensorsReader(request.base) as base, _finished_directory(request) as partial:
-        tensors = HfTensors(CheckpointTensors(directory), base, shape, num_layers)
+        tensors = HfTensors(checkpoint, base, shape, num_layers, adapter)
         rank, size = dist.get_rank(), dist.get_world_size()
         num_bytes = write_weights(
             partial, tensors, max_shard_size=request.max_shard_size, dtype=request.dtype, rank=rank, size=size, report=report
@@ -89,6 +104,27 @@ def export_hf(request: ExportRequest, *, report: Any = iter) -> HeadSet | None:
                 )
             _write_config(request, partial, shape, num_layers)
     return heads
+
+
+def _write_adapter_folder(
+    partial: Path, request: ExportRequest, adapter: PeftAdapter, settings: LoraSettings, heads: HeadSet | None, facts: Mapping[str, Any]
+) -> None:
+    """adapter_config.json and adapter_model.safetensors; with heads also headrank.json and the card."""
+    factors = {
+        name: (low.to(request.dtype or low.dtype), high.to(request.dtype or high.dtype)) for name, (low, high) in adapter.factors.items()
+    }
+    write_adapter(partial, factors, settings, base_name=request.base_name)
+    if heads is not None:
+        write_headrank_files(
+            partial,
+            heads,
+            facts,
+            name=request.name,
+            base=request.base,
+            base_name=request.base_name,
+            adapted=request.loadable_base,
+            num_bytes=(partial / WEIGHTS_NAME).stat().st_size,
+        )
 
 
 def training_facts(common: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:

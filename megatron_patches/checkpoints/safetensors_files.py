@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from headrank.errors import InputError
+from headrank.reranking.model_sources import is_adapter_folder
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -102,6 +103,10 @@ class SafetensorsReader:
                 return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
             except (json.JSONDecodeError, KeyError, TypeError) as error:
                 raise InputError(f"{index}: not a safetensors index ({error!r}); download the model again") from error
+        if not single.is_file() and is_adapter_folder(self.directory):
+            raise InputError(
+                f"{self.directory}: an adapter without weights; give its base model, and the adapter to 'headrank import-hf --adapter'"
+            )
         if not single.is_file():
             raise InputError(f"{self.directory}: no {SINGLE_NAME} or {INDEX_NAME}; give a Hugging Face directory with safetensors weights")
         try:

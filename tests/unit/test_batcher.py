@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from headrank.errors import InputError
+from headrank.reranking.reranker import HeadRankReranker
 from headrank.serving.engine import RerankerEngine
 from headrank.serving.fair_queue import FairQueue
 from headrank.serving.prometheus import Histogram, Metric, exposition
-from tests.serving_client import DOCUMENTS, QUERY, Answer, Running, moody, running_server, tiny_settings, wait_until
+from tests.serving_client import DOCUMENTS, QUERY, Answer, Running, late_heads, moody, running_server, tiny_settings, wait_until
 
 WORDS = "the flea lives for two months and needs a warm host concrete floors cost six dollars rosin grips a violin string".split()
 
@@ -22,6 +23,15 @@ WORDS = "the flea lives for two months and needs a warm host concrete floors cos
 @pytest.fixture(scope="module")
 def engine(tiny_model: Callable[[str], Path]) -> RerankerEngine:
     return RerankerEngine.load(tiny_settings(tiny_model("qwen3")))
+
+
+@pytest.fixture(scope="module", params=["sequential", "late"])
+def any_engine(
+    request: pytest.FixtureRequest, tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> RerankerEngine:
+    """The engine in one prompt, and in the late layout."""
+    heads = "all" if request.param == "sequential" else late_heads(tmp_path_factory.mktemp("heads"))
+    return RerankerEngine.load(tiny_settings(tiny_model("qwen3"), heads=heads))
 
 
 def random_list(seed: int) -> dict[str, object]:
@@ -51,14 +61,16 @@ def ask_while_busy(running: Running, gate: threading.Event, bodies: list[dict[st
     return [answers[place] for place in range(len(bodies))]
 
 
-def test_requests_that_share_a_batch_have_the_scores_of_a_single_offline_request(engine: RerankerEngine) -> None:
+def test_requests_that_share_a_batch_have_the_scores_of_a_single_offline_request(any_engine: RerankerEngine) -> None:
+    engine = any_engine
+    offline = HeadRankReranker.from_reader(engine.reranker.reader, engine.reranker.heads, key_cache_bytes=0)
     gate, bodies = threading.Event(), [random_list(seed) for seed in range(16)]
     load = moody(engine, gate=gate)
     with running_server(tiny_settings(Path("unused"), max_batch_tokens=100_000), load) as running:
         answers = ask_while_busy(running, gate, bodies)
         assert running.metric("headrank_batches_total") == 2
     for body, answer in zip(bodies, answers, strict=True):
-        alone = engine.reranker.score(body["query"], body["documents"])
+        alone = offline.score(body["query"], body["documents"])
         assert {row["index"]: row["relevance_score"] for row in answer.json["results"]} == dict(enumerate(alone.tolist()))
         assert [row["document"]["text"] for row in answer.json["results"]] == [
             body["documents"][row["index"]] for row in answer.json["results"]
@@ -263,3 +275,15 @@ def test_the_exposition_is_prometheus_text() -> None:
         "# HELP seconds Time.\n# TYPE seconds histogram\n"
         'seconds_bucket{le="0.5"} 1\nseconds_bucket{le="1"} 2\nseconds_bucket{le="+Inf"} 3\nseconds_sum 8.1\nseconds_count 3\n'
     )
+
+
+def test_lists_that_share_passages_in_the_late_layout_still_get_their_own_scores(any_engine: RerankerEngine) -> None:
+    bodies = [
+        {"query": f"{query} {QUERY}", "documents": DOCUMENTS[turn:] + DOCUMENTS[:turn]} for turn, query in enumerate(("when", "why", "so"))
+    ]
+    gate = threading.Event()
+    with running_server(tiny_settings(Path("unused"), max_batch_tokens=100_000), moody(any_engine, gate=gate)) as running:
+        answers = ask_while_busy(running, gate, bodies)
+    for body, answer in zip(bodies, answers, strict=True):
+        alone = any_engine.reranker.score(body["query"], body["documents"])
+        assert {row["index"]: row["relevance_score"] for row in answer.json["results"]} == dict(enumerate(alone.tolist()))

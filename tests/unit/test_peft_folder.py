@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from headrank.errors import InputError
 from headrank.lora_settings import LoraSettings
-from headrank.reranking.peft_folder import CONFIG_NAME, WEIGHTS_NAME, PeftAdapter, adapter_of, merge_weights, target_pattern, write_adapter
+from headrank.reranking.model_sources import ADAPTER_CONFIG
+from headrank.reranking.peft_folder import WEIGHTS_NAME, PeftAdapter, adapter_of, merge_weights, target_pattern, write_adapter
 
 Q, UP = "layers.0.self_attn.q_proj", "layers.10.mlp.up_proj"
 
@@ -29,8 +30,8 @@ def folder(tmp_path, factors):
 
 
 def change(folder, **settings):
-    config = json.loads((folder / CONFIG_NAME).read_text())
-    (folder / CONFIG_NAME).write_text(json.dumps(config | settings))
+    config = json.loads((folder / ADAPTER_CONFIG).read_text())
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(config | settings))
 
 
 def test_what_was_written_is_read_back(folder, factors):
@@ -47,11 +48,11 @@ def test_a_merged_weight_is_the_weight_plus_alpha_over_rank_times_b_a(folder, fa
     assert PeftAdapter.read(folder).merged("layers.0.self_attn.k_proj", weight) is weight
 
 
-def test_merging_adds_in_float32_and_rounds_once(folder, factors):
+def test_merging_adds_in_float32_and_leaves_the_rounding_to_its_caller(folder, factors):
     weight = torch.randn(4, 3).bfloat16()
     low, high = factors[Q]
     merged = PeftAdapter.read(folder).merged(Q, weight)
-    assert merged.dtype == torch.bfloat16 and torch.equal(merged, (weight.float() + 3.0 * (high @ low)).bfloat16())
+    assert merged.dtype == torch.float32 and torch.equal(merged, weight.float() + 3.0 * (high @ low))
 
 
 def test_a_rank_stabilised_adapter_is_scaled_by_the_root_of_its_rank(folder):

@@ -7,12 +7,12 @@ import uuid
 from pydantic import Field
 
 from headrank.serving.call import Json, RerankAnswer, RerankCall
-from headrank.serving.dialects.bodies import Body, Count, Documents, titles_and_texts
+from headrank.serving.dialects.bodies import Body, Count, Documents, Options, titles_and_texts
 
 WARNING_CUT = "documents that did not fit were cut: see is_truncated"
 
 
-class CohereBody(Body):
+class CohereBody(Options):
     """The request. ``model`` is read by nobody: the server has one."""
 
     query: str = Field(min_length=1, description="what to rank by")
@@ -23,7 +23,7 @@ class CohereBody(Body):
 
     def to_call(self) -> RerankCall:
         """In the server's own words."""
-        return RerankCall(self.query, titles_and_texts(self.documents), self.top_n)
+        return RerankCall(self.query, titles_and_texts(self.documents), self.top_n, **self.common)
 
 
 class CohereResult(Body):
@@ -48,9 +48,7 @@ def cohere_answer(body: CohereBody, answer: RerankAnswer) -> Json:
         result: Json = {"index": document.index, "relevance_score": document.score}
         if body.return_documents:
             result["document"] = {"text": titles_and_texts(body.documents)[document.index][1]}
-        if document.is_cut:
-            result["is_truncated"] = True
-        results.append(result)
+        results.append(result | document.extras())
     meta: Json = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}, "tokens": {"input_tokens": answer.num_tokens}}
     if answer.is_shortened:
         meta["warnings"] = [WARNING_CUT]

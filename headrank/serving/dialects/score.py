@@ -29,20 +29,22 @@ class ScoreBody(Body):
         validation_alias=AliasChoices("documents", "text_2", "data_2"), description="a string or strings"
     )
     model: str | None = Field(None, description="ignored: this server has one model")
+    use_activation: bool | None = Field(None, description="false: the model's score even where the server has a curve to relevance")
 
     def to_calls(self) -> list[RerankCall]:
         """One list for one query, else a list of one for each pair."""
         documents = [self.documents] if isinstance(self.documents, str) else self.documents
         queries = [self.queries] if isinstance(self.queries, str) else self.queries
+        wants_raw = self.use_activation is False
         if len(queries) == 1:
-            return [RerankCall(queries[0], tuple(("", text) for text in documents))]
+            return [RerankCall(queries[0], tuple(("", text) for text in documents), wants_raw=wants_raw)]
         if len(queries) != len(documents):
             raise Problem(
                 400,
                 f"{len(queries)} queries and {len(documents)} documents: give one query, or as many as documents",
                 field="queries",
             )
-        return [RerankCall(query, (("", text),)) for query, text in zip(queries, documents, strict=True)]
+        return [RerankCall(query, (("", text),), wants_raw=wants_raw) for query, text in zip(queries, documents, strict=True)]
 
 
 class ScoreAnswer(Body):
@@ -61,8 +63,7 @@ def score_answer(answers: Sequence[RerankAnswer], model: str) -> Json:
     rows = [document for answer in answers for document in sorted(answer.ranked, key=lambda document: document.index)]
     data = []
     for place, document in enumerate(rows):
-        row: Json = {"index": place, "object": "score", "score": document.score}
-        data.append(row | {"is_truncated": True} if document.is_cut else row)
+        data.append({"index": place, "object": "score", "score": document.score} | document.extras())
     tokens = sum(answer.num_tokens for answer in answers)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0, "prompt_tokens_details": None}
     return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -17,10 +17,19 @@ class TeiBody(Body):
     texts: Annotated[list[str], Field(min_length=1)] = Field(description="the documents")
     raw_scores: bool | None = Field(None, description="the model's score even where the server has a calibrated relevance")
     return_text: bool | None = Field(None, description="put each text beside its score")
+    truncate: bool | None = Field(None, description="false: a text that would be cut is an error; default true")
+    truncation_direction: Literal["left", "right", "Left", "Right"] | None = Field(None, description="which end a cut text loses")
 
     def to_call(self) -> RerankCall:
         """In the server's own words."""
-        return RerankCall(self.query, tuple(("", text) for text in self.texts), field="texts")
+        return RerankCall(
+            self.query,
+            tuple(("", text) for text in self.texts),
+            keeps_end=self.truncation_direction in ("left", "Left"),
+            may_cut=self.truncate is not False,
+            wants_raw=bool(self.raw_scores),
+            field="texts",
+        )
 
 
 class TeiRank(Body):
@@ -38,5 +47,5 @@ def tei_answer(body: TeiBody, answer: RerankAnswer) -> list[Json]:
         row: Json = {"index": document.index, "score": document.score}
         if body.return_text:
             row["text"] = body.texts[document.index]
-        rows.append(row | {"is_truncated": True} if document.is_cut else row)
+        rows.append(row | document.extras())
     return rows

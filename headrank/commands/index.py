@@ -1,0 +1,176 @@
+"""Compute the keys of a corpus once and keep them: a passage store, from which 'rerank --store' scores lists in milliseconds.
+
+For heads of the late layout. A stopped or killed run goes on where it stopped; passages that are there are not computed again.
+On several GPUs or processes: torchrun --nproc-per-node N -m headrank index ... --info, --verify and --prune look after a store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrank.commands import options
+from headrank.errors import InputError
+from headrank.files import plain_or_gzipped
+from headrank.formats import iterate_corpus
+from headrank.passage_store.content import passage_digest
+from headrank.passage_store.header import ITEM_BYTES, POOLS
+
+if TYPE_CHECKING:
+    from headrank.reranking.late_reader import LateReader
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `headrank index`."""
+    group = parser.add_argument_group("store")
+    group.add_argument("--store", metavar="DIR", required=True, help="the store's folder; made if it is not there")
+    group.add_argument("--collection", metavar="DIR", action="append", default=[], help="a folder with corpus.jsonl[.gz]; may be repeated")
+    group.add_argument("--corpus", metavar="FILE", action="append", default=[], help="a corpus.jsonl[.gz]; may be repeated")
+    group.add_argument("--dtype", choices=tuple(ITEM_BYTES), help="numbers of a new store (default int8: a quarter of fp32)")
+    group.add_argument("--pool", type=int, choices=POOLS, help="neighbouring tokens that share one key in a new store (default 1)")
+    group.add_argument(
+        "--pairs",
+        default="heads",
+        metavar="P",
+        help="'heads': those of the readout (default); 'all' down to its last layer; or 3:0,7:2,...",
+    )
+    group = parser.add_argument_group("model")
+    group.add_argument("--model", metavar="M", default="embedded", help="'embedded' (default), a Hugging Face directory or hub name")
+    group.add_argument("--heads", metavar="FILE", help="heads.json with a readout of the late layout (default: the model's headrank.json)")
+    group.add_argument("--device", help="cpu, cuda, cuda:1, mps (default: cuda where there is one)")
+    group.add_argument("--compute-dtype", choices=options.DTYPES, help="of the model's forward (default: auto; float32 for an fp32 store)")
+    group.add_argument("--batch-tokens", type=options.positive_int, metavar="N", help="tokens of a batch (default: 192 on a CPU, 16384)")
+    group = parser.add_argument_group("looking after a store")
+    group.add_argument("--info", action="store_true", help="say what the store holds, and do nothing else")
+    group.add_argument(
+        "--verify", action="store_true", help="read every record and key and compare checksums; exit code 1 if any is damaged"
+    )
+    group.add_argument(
+        "--prune", action="store_true", help="drop damaged and repeated passages; with --collection also those that are not in it any more"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Index, or look after a store."""
+    if args.info + args.verify + args.prune > 1:
+        raise InputError("--info, --verify and --prune are three jobs; give one of them")
+    folder = Path(args.store)
+    if args.info:
+        return _info(folder)
+    if args.verify:
+        return _verify(folder)
+    corpora = _corpora(args)
+    if args.prune:
+        return _prune(folder, corpora)
+    if not corpora:
+        raise InputError("nothing to index; give --collection DIR or --corpus FILE")
+    return _index(args, folder, corpora)
+
+
+def _corpora(args: argparse.Namespace) -> list[Path]:
+    found = [Path(path) for path in args.corpus]
+    for name in args.collection:
+        path = plain_or_gzipped(name, "corpus.jsonl")
+        if not path.is_file():
+            raise InputError(f"{name}: no corpus.jsonl (or corpus.jsonl.gz) there; give --collection DIR or --corpus FILE")
+        found.append(path)
+    return found
+
+
+def _passages(corpora: list[Path]) -> Iterator[tuple[str, str]]:
+    for path in corpora:
+        for document in iterate_corpus(path):
+            yield document.title, document.text
+
+
+def _index(args: argparse.Namespace, folder: Path, corpora: list[Path]) -> int:
+    from headrank.passage_store.indexing import IndexSettings, index_corpus
+
+    logging.getLogger("headrank.passage_store").setLevel(logging.INFO)  # the estimate is for everybody
+    late = _late_reader(args)
+
+    def progress(passages: Iterable[tuple[str, str]], total: int) -> Iterable[tuple[str, str]]:
+        return options.progress(passages, total=total, description="index", unit="passage")
+
+    done = index_corpus(folder, late, lambda: _passages(corpora), IndexSettings(args.dtype, args.pool), progress=progress)
+    if "present" in done:  # the first process speaks
+        share = " (this process's share)" if done.get("processes", 1) > 1 else ""
+        print(f"{folder}: {done['added']:,} passages added{share}, {done['present']:,} were there; {done['seconds']:.1f} s")
+        if done["saturated"]:
+            print(f"{folder}: {done['saturated']:,} numbers did not fit the int8 scales and were cut; see --info")
+    return 0
+
+
+def _late_reader(args: argparse.Namespace) -> LateReader:
+    from headrank.passage_store.indexing import index_pairs
+    from headrank.reranking.late_reader import LateReader, heads_of_pairs
+    from headrank.reranking.model_sources import resolve_model
+    from headrank.reranking.reader import AttentionReader
+    from headrank.reranking.reranker import choose_heads
+
+    model = resolve_model(args.model)
+    heads = choose_heads(model, args.heads)
+    if not heads.prompt.is_late:
+        raise InputError(f"these heads read the {heads.prompt.document_layout} layout, and keys can be kept in the late one only")
+    dtype = args.compute_dtype or ("float32" if args.dtype == "fp32" else "auto")
+    depth = heads.num_layers - 1 if ":" in args.pairs else heads.l_max
+    reader = AttentionReader.load(model, prompt=heads.prompt, last_layer=depth, device=args.device, dtype=dtype)
+    late = LateReader(reader, heads, args.batch_tokens)
+    pairs = index_pairs(args.pairs, late.pairs, late.num_groups, heads.num_layers)
+    if pairs == late.pairs:
+        return late
+    return LateReader(reader, heads_of_pairs(heads, pairs, late.num_groups), args.batch_tokens)
+
+
+def _info(folder: Path) -> int:
+    from headrank.passage_store.store import PassageStore
+
+    store = PassageStore(folder)
+    header, counts = store.header, store.summary()
+    identity = header.identity
+    share = counts["saturated"] / max(1, counts["numbers"])
+    lines = {
+        "model": f"{identity.model} (weights {identity.weights}, adapter {identity.adapter}, tokenizer {identity.tokenizer})",
+        "prompt": ", ".join(f"{name} {value!r}" for name, value in identity.prompt.items()),
+        "pairs": f"{len(header.pairs)}: " + ", ".join(f"{layer}:{group}" for layer, group in header.pairs),
+        "numbers": f"{header.dtype}, pool {header.pool}, {header.bytes_per_token:,.0f} bytes a token; computed in {header.computed_in}",
+        "passages": f"{counts['passages']:,} of {counts['tokens']:,} tokens ({counts['shortened']:,} passages shortened)",
+        "size": f"{counts['key_bytes'] / 1e6:,.1f} MB of keys, {counts['index_bytes'] / 1e6:,.1f} MB of records and index",
+        "saturated": f"{counts['saturated']:,} numbers ({share:.2g} of all)" if header.dtype == "int8" else "none (no int8)",
+        "segments": f"{counts['segments']:,}"
+        + (f", {counts['unsealed']} not sealed (being written, or its writer was killed)" if counts["unsealed"] else ""),
+    }
+    width = max(map(len, lines))
+    print(f"{folder}")
+    print("\n".join(f"  {name:<{width}}  {value}" for name, value in lines.items()))
+    return 0
+
+
+def _verify(folder: Path) -> int:
+    from headrank.passage_store.upkeep import verify
+
+    count, damage = verify(folder)
+    for found in damage[:20]:
+        print(f"{found.place}: {found.what}")
+    if damage:
+        more = f" ({len(damage) - 20:,} more)" if len(damage) > 20 else ""
+        print(f"{folder}: {len(damage):,} things are damaged{more}, {count:,} passages are whole; 'headrank index --prune' keeps these")
+        return 1
+    print(f"{folder}: {count:,} passages, all whole")
+    return 0
+
+
+def _prune(folder: Path, corpora: list[Path]) -> int:
+    from headrank.passage_store.header import StoreHeader
+    from headrank.passage_store.upkeep import prune
+    from headrank.passage_store.writer import writing
+
+    StoreHeader.read(folder)  # a folder that is no store gets no lock file
+    wanted = {passage_digest(document) for document in _passages(corpora)} if corpora else None
+    with writing(folder):
+        kept, dropped = prune(folder, wanted)
+    print(f"{folder}: {kept:,} passages kept, {dropped:,} dropped")
+    return 0
