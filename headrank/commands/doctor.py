@@ -1,4 +1,4 @@
-"""What is installed, what will be used, and whether model, heads and tokenizer fit together; a remedy for each problem.
+"""What is installed, what will be used, and whether model, heads, store and tokenizer fit together; a remedy for each problem.
 
 The first thing to run, and to send along, when something is wrong: secrets of the environment are not shown. Exit code 0 without
 a problem, 1 with one. Files are only read, nothing is downloaded and no torch is imported, unless --try or a machine's check needs it.
@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model_arguments(parser)
     group = parser.add_argument_group("what to look at")
     group.add_argument("--heads", metavar="FILE", help="heads.json, or 'all' (default: the model's headrank.json)")
+    group.add_argument("--store", metavar="DIR", help="a passage store that this model should read; implies --try")
     group.add_argument("--part", action="append", choices=_PARTS, help="only this part; may be given several times (default: all)")
     group.add_argument("--try", dest="is_tried", action="store_true", help="also load the model and rank three passages")
     group.add_argument("--json", action="store_true", help="one JSON object instead of text")
@@ -56,8 +57,8 @@ def look(args: argparse.Namespace) -> list[Finding]:
         from headrank.doctor.model_files import look_at_model
 
         found += look_at_model(args.model, args.heads)
-    if args.is_tried:
+    if args.is_tried or args.store:
         from headrank.doctor.trial import try_reranking
 
-        found += try_reranking(args.model, args.heads, args.device, args.dtype)
+        found += try_reranking(args.model, args.heads, args.device, args.dtype, args.store)
     return found

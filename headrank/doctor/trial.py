@@ -1,4 +1,4 @@
-"""The last word: load the model with its heads and rank three passages, as a user's first call would."""
+"""The last word: load the model with its heads, and a passage store if one is named, and rank three passages, as a user's first call would."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _PASSAGES = (
 )
 
 
-def try_reranking(model: str, heads: str | None, device: str | None, dtype: str | None -> list[Finding]:
+def try_reranking(model: str, heads: str | None, device: str | None, dtype: str | None, store: str | None) -> list[Finding]:
     """What loading and ranking say; an InputError is the user's to mend, anything else a bug with its place."""
     findings = Findings("trial")
     try:
-        _rank(findings, model, heads, device, dtype)
+        _rank(findings, model, heads, device, dtype, store)
     except InputError as error:
         findings.problem(*split_error(str(error)))
     except (ImportError, RuntimeError, ValueError, KeyError, TypeError, OSError) as error:
@@ -30,11 +30,11 @@ def try_reranking(model: str, heads: str | None, device: str | None, dtype: str 
     return findings.found
 
 
-def _rank(findings: Findings, model: str, heads: str | None, device: str | None, dtype: str | None -> None:
+def _rank(findings: Findings, model: str, heads: str | None, device: str | None, dtype: str | None, store: str | None) -> None:
     from headrank.reranking.reranker import HeadRankReranker
 
     started = time.perf_counter()
-    reranker = HeadRankReranker.from_pretrained(model, heads, device=device, dtype=dtype)
+    reranker = HeadRankReranker.from_pretrained(model, heads, device=device, dtype=dtype, **({} if store is None else {"store": store}))
     loaded = time.perf_counter()
     order = [row["corpus_id"] for row in reranker.rank(_QUERY, _PASSAGES)]
     ranked = time.perf_counter()
@@ -42,6 +42,8 @@ def _rank(findings: Findings, model: str, heads: str | None, device: str | None,
     loading, ranking = loaded - started, ranked - loaded
     findings.ok(f"loaded in {loading:.1f} s, {number_format} on {reranker.reader.device}", load_seconds=round(loading, 3))
     findings.ok(f"ranked {len(_PASSAGES)} passages in {ranking:.2f} s", rank_seconds=round(ranking, 3), order=order)
+    if store is not None and reranker.heads.prompt.is_late:
+        findings.ok(f"the store {store} fits the model and its heads")
     if order[0] != 1:
         findings.note("the passage that answers the query is not first: the heads may be untrained, or of another model or prompt")
 

@@ -197,3 +197,10 @@ def test_a_failing_trial_is_a_problem_not_a_traceback(exported: Path, capsys: py
 def test_the_remedy_is_what_follows_the_last_semicolon() -> None:
     assert split_error("a.json:3: x; y; give z") == ("a.json:3: x; y", "give z")
     assert split_error("nothing to split")[0] == "nothing to split"
+
+
+def test_a_folder_that_is_no_store_is_a_problem(exported: Path, tmp_path: Path) -> None:
+    from headrank.doctor.trial import try_reranking
+
+    (found,) = problems(try_reranking(str(exported), None, None, None, str(tmp_path)))
+    assert "store" in found.says and found.remedy
