@@ -10,8 +10,7 @@ from typing import Any
 from headrank.doctor.finding import Finding, Findings, split_error
 from headrank.errors import InputError
 from headrank.files import read_json
-from headrank.reranking.model_sources import EMBEDDED
-from headrank.reranking.peft_folder import CONFIG_NAME, is_adapter_folder, read_adapter_config
+from headrank.reranking.model_sources import EMBEDDED, base_of, is_adapter_folder, read_adapter_config
 
 
 def look_at_model(model: str, heads: str | None = None) -> list[Finding]:
@@ -68,15 +67,9 @@ def _embedded_folder(findings: Findings) -> Path | None:
 
 def _look_at_folder(findings: Findings, folder: Path, heads: str | None) -> None:
     """Everything in a model's folder; a missing configuration ends the look."""
-    base = folder
-    if is_adapter_folder(folder):
-        named = Path(str(read_adapter_config(folder).get("base_model_name_or_path") or ""))
-        base = named if named.is_dir() else folder / named
-        if not base.is_dir():
-            note = f"{folder / CONFIG_NAME}: the base model {str(named)!r} is no folder here; a hub name is downloaded on first use"
-            findings.note(note)
-            return
-        findings.ok(f"a PEFT adapter on {base}")
+    base = _base_folder(findings, folder) if is_adapter_folder(folder) else folder
+    if base is None:
+        return
     config = _config_of(findings, base)
     if config is None:
         return
@@ -86,6 +79,20 @@ def _look_at_folder(findings: Findings, folder: Path, heads: str | None) -> None
     _check_weights(findings, base)
     _check_tokenizer(findings, base, config)
     _check_heads(findings, folder, heads, config)
+
+
+def _base_folder(findings: Findings, folder: Path) -> Path | None:
+    """Where the base model of an adapter lies; None, with the reason said, where it is not here."""
+    ours = read_json(folder / "headrank.json") if (folder / "headrank.json").is_file() else {}
+    named = ours.get("base") if isinstance(ours, dict) else None
+    if EMBEDDED in (named, named or read_adapter_config(folder).get("base_model_name_or_path")):
+        return _embedded_folder(findings)
+    base = base_of(folder)
+    if not Path(base).is_dir():
+        findings.note(f"a PEFT adapter on {base}, which is no folder here; it is downloaded on first use")
+        return None
+    findings.ok(f"a PEFT adapter on {base}")
+    return Path(base)
 
 
 def _config_of(findings: Findings, folder: Path) -> dict[str, Any] | None:

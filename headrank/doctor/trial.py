@@ -1,4 +1,4 @@
-"""The last word: load the model with its heads, and a passage store if one is named, and rank three passages, as a user's first call would."""
+"""The last word: load the model with its heads (and store) and rank three passages, as a user's first call would."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _rank(findings: Findings, model: str, heads: str | None, device: str | None,
     from headrank.reranking.reranker import HeadRankReranker
 
     started = time.perf_counter()
-    reranker = HeadRankReranker.from_pretrained(model, heads, device=device, dtype=dtype, **({} if store is None else {"store": store}))
+    reranker = HeadRankReranker.from_pretrained(model, heads, device=device, dtype=dtype, store=store)
     loaded = time.perf_counter()
     order = [row["corpus_id"] for row in reranker.rank(_QUERY, _PASSAGES)]
     ranked = time.perf_counter()

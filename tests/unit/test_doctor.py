@@ -199,8 +199,21 @@ def test_the_remedy_is_what_follows_the_last_semicolon() -> None:
     assert split_error("nothing to split")[0] == "nothing to split"
 
 
-def test_a_folder_that_is_no_store_is_a_problem(exported: Path, tmp_path: Path) -> None:
+def test_a_store_for_heads_that_read_lists_is_a_problem(exported: Path, tmp_path: Path) -> None:
     from headrank.doctor.trial import try_reranking
 
     (found,) = problems(try_reranking(str(exported), None, None, None, str(tmp_path)))
-    assert "store" in found.says and found.remedy
+    assert "late layout" in found.says and found.remedy
+
+
+def test_an_adapter_is_looked_at_together_with_its_base(exported: Path, tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    shutil.move(exported / "headrank.json", adapter / "headrank.json")
+    write_json(adapter / "adapter_config.json", {"base_model_name_or_path": str(exported), "peft_type": "LORA"})
+    found = look_at_model(str(adapter))
+    assert not problems(found) and any("a PEFT adapter on" in finding.says for finding in found)
+    assert any("2 heads by core" in finding.says for finding in found)
+    write_json(adapter / "adapter_config.json", {"base_model_name_or_path": str(tmp_path / "gone")})
+    (missing,) = problems(look_at_model(str(adapter)))
+    assert "gone" in missing.says and missing.remedy
