@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     from megatron_patches import device
     from megatron_patches.layer_spec import has_transformer_engine
     from megatron_patches.shape import ModelShape
-    from megatron_patches.training.config import check_heads, config_from
+    from megatron_patches.training.config import check_heads, config_from, with_readout
     from megatron_patches.training.config_checks import check_machine, check_outputs
     from megatron_patches.training.loop import train
     from megatron_patches.training.run_setup import load_heads, prepare_run, with_local_model
@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
     shape = ModelShape.from_hf(config.model)
     heads = load_heads(config, shape)
     check_heads(heads, shape, config)
+    config = with_readout(config, heads)
     check_outputs(args, is_writer=rank == 0)
     device.initialize(config.tensor_parallel, seed=config.seed, timeout_minutes=config.distributed_timeout_minutes)
     device.keep_freed_memory()

@@ -1,36 +1,30 @@
 """Contexts tokenised once and memory-mapped: the storage behind TrainingSet.
 
-A cache is a folder named by a key that changes with the data, the tokenizer, the prompt, the truncation and the document
-orders. It is built in a temporary folder under a lock and renamed into place, so processes that start together build
-it once and none sees half of it. Arrays are flat files, opened as maps: a million contexts cost address space, not memory.
+A cache is a folder of arrays named by a key that changes with the data, the tokenizer, the prompt, the truncation and the
+document orders; array_folder.py builds and maps it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import logging
 import math
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from data_tools.array_folder import Arrays, ArrayWriter, in_chunks, open_or_build
 from data_tools.contexts import CONTEXTS_FILE, PAIRS_FILE, iterate_contexts_with_pairs
 from headrank.errors import InputError
-from headrank.formats import read_json
+from headrank.method.late_prompt import LateEncoder
 from headrank.method.ordering import training_order
 from headrank.method.spans import EncodedContext, PromptEncoder
 
-logger = logging.getLogger(__name__)
-
 FORMAT = 2  # raise when the layout of the files changes
 _PROMPTS_PER_CALL = 32  # offsets of a hundred documents are large Python lists: few prompts at a time
-_ARRAYS = {
+_DTYPES: dict[str, type] = {
     "tokens": np.int32,  # all rows one after another
     "rows": np.int64,  # [R, 10], see _row
     "spans": np.int32,  # [documents of all rows, 2], in prompt order
@@ -43,11 +37,7 @@ _ARRAYS = {
     "names": np.uint8,  # UTF-8 of context and query ids
     "name_ends": np.int64,  # [C, 2] end of context id and of query id in names
 }
-_WIDTHS = {"rows": 10, "spans": 2, "pairs": 2, "name_ends": 2}
-
-
-class UnwritableCache(InputError):
-    """A token cache is not there yet and cannot be written where it belongs; another place may do."""
+_ARRAYS = Arrays(_DTYPES, {"rows": 10, "spans": 2, "pairs": 2, "name_ends": 2})
 
 
 def context_bytes(num_tokens: float, num_documents: float, num_pairs: float, name_bytes: float, num_orders: int = 1) -> float:
@@ -65,7 +55,7 @@ def context_bytes(num_tokens: float, num_documents: float, num_pairs: float, nam
         "names": name_bytes,
         "name_ends": 1,
     }
-    return sum(count * _WIDTHS.get(name, 1) * np.dtype(_ARRAYS[name]).itemsize for name, count in entries.items())
+    return _ARRAYS.bytes_of(entries)
 
 
 class TokenCache:
@@ -86,8 +76,8 @@ class TokenCache:
     def __init__(self, folder: Path, permutations: Sequence[int], *, is_parallel: bool = False) -> None:
         """Map the files of ``folder``; nothing is read until asked for. ``is_parallel`` is a switch of the prompt, as of all rows."""
         self.folder, self.permutations, self.is_parallel = folder, tuple(permutations), is_parallel
-        for name, dtype in _ARRAYS.items():
-            setattr(self, name, _open_array(folder / f"{name}.bin", dtype, _WIDTHS.get(name)))
+        for name, array in _ARRAYS.open(folder).items():
+            setattr(self, name, array)
         self.num_contexts = len(self.documents) - 1
 
     def names_of(self, context: int) -> tuple[str, str]:
@@ -135,17 +125,9 @@ def open_cache(directory: Path, encoder: PromptEncoder, permutations: Sequence[i
     """The cache of ``directory`` for this encoder and these orders, built first when it is not there, or an UnwritableCache."""
     root = cache if cache is not None else directory / "cache"
     key = cache_key(directory, encoder, permutations, seed)
-    folder = root / key
-    try:
-        if not folder.is_dir():
-            _build_once(directory, folder, encoder, permutations, seed)
-    except OSError as error:
-        raise UnwritableCache(
-            f"{root}: the token cache cannot be written ({error.strerror or error}); make room or make the folder writable"
-        ) from error
-    meta = read_json(folder / "meta.json")
-    if not isinstance(meta, dict) or meta.get("key") != key:
-        raise InputError(f"{folder}: the token cache does not belong to its name; delete the folder")
+    write = partial(_write_rows, directory, encoder, permutations, seed)
+    meta = {"format": FORMAT, "permutations": list(permutations)}
+    folder = open_or_build(root, key, _ARRAYS, write, meta, directory)
     return TokenCache(folder, permutations, is_parallel=encoder.template.is_parallel)
 
 
@@ -154,8 +136,8 @@ def cache_key(directory: Path, encoder: PromptEncoder, permutations: Sequence[in
     probe = encoder.encode("which one?", [("A title", "The first text, with 1 number."), ("", "Second\ntext.")])
     parts = {
         "format": FORMAT,
-        "contexts": _file_digest(directory / CONTEXTS_FILE),
-        "pairs": _file_digest(directory / PAIRS_FILE),
+        "contexts": file_digest(directory / CONTEXTS_FILE),
+        "pairs": file_digest(directory / PAIRS_FILE),
         "tokenizer": tokenizer_digest(encoder),
         "frame": [encoder.frame.before, encoder.frame.after],
         "template": encoder.template.identity,
@@ -167,7 +149,8 @@ def cache_key(directory: Path, encoder: PromptEncoder, permutations: Sequence[in
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _file_digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """The digest of a whole training file; one that is not there is an InputError."""
     if not path.is_file():
         raise InputError(f"{path}: no such file; make it with 'headrank pairs'")
     digest = hashlib.blake2b(digest_size=16)
@@ -177,7 +160,7 @@ def _file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def tokenizer_digest(encoder: PromptEncoder) -> str:
+def tokenizer_digest(encoder: PromptEncoder | LateEncoder) -> str:
     """The whole fast tokenizer without its truncation and padding, which calls change in passing."""
     state = json.loads(encoder.tokenizer.backend_tokenizer.to_str())
     state.pop("truncation", None)
@@ -185,48 +168,11 @@ def tokenizer_digest(encoder: PromptEncoder) -> str:
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
-def _open_array(path: Path, dtype: type, width: int | None) -> np.ndarray:
-    shape = (-1,) if width is None else (-1, width)
-    if path.stat().st_size == 0:
-        return np.empty(0, dtype).reshape(shape if width is None else (0, width))
-    return np.memmap(path, dtype, mode="r").reshape(shape)
-
-
-def _build_once(directory: Path, folder: Path, encoder: PromptEncoder, permutations: Sequence[int], seed: int) -> None:
-    """Build the cache under a lock, unless another process does."""
-    from filelock import FileLock
-
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_name(f"{folder.name}.lock")):
-        if not folder.is_dir():
-            logger.info("tokenising %s into %s", directory, folder)
-            _build(directory, folder, encoder, permutations, seed)
-
-
-def _build(directory: Path, folder: Path, encoder: PromptEncoder, permutations: Sequence[int], seed: int) -> None:
-    """Write the cache beside ``folder`` and rename it; an interrupted build leaves nothing under the final name."""
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        with contextlib.ExitStack() as files:
-            writers = {name: files.enter_context(open(temporary / f"{name}.bin", "wb")) for name in _ARRAYS}
-            _write_rows(directory, encoder, permutations, seed, writers)
-        meta = {"key": folder.name, "format": FORMAT, "permutations": list(permutations)}
-        (temporary / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
-        os.chmod(temporary, 0o755)
-        try:
-            os.rename(temporary, folder)
-        except OSError:
-            if not folder.is_dir():  # else another machine was first: its cache is as good
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _write_rows(directory: Path, encoder: PromptEncoder, permutations: Sequence[int], seed: int, writers: dict) -> None:
+def _write_rows(directory: Path, encoder: PromptEncoder, permutations: Sequence[int], seed: int, writer: ArrayWriter) -> None:
     tokens = documents = pairs = names = 0
-    _write(writers, "documents", [0])
-    _write(writers, "pair_starts", [0])
-    for chunk in _chunks(iterate_contexts_with_pairs(directory), max(1, _PROMPTS_PER_CALL // len(permutations))):
+    writer.append("documents", [0])
+    writer.append("pair_starts", [0])
+    for chunk in in_chunks(iterate_contexts_with_pairs(directory), max(1, _PROMPTS_PER_CALL // len(permutations))):
         orders = [
             [
                 training_order(encoder.template, len(context.documents), seed=seed, list_id=context.context_id, number=number)
@@ -243,38 +189,23 @@ def _write_rows(directory: Path, encoder: PromptEncoder, permutations: Sequence[
         for (context, chosen), listed in zip(chunk, orders, strict=True):
             for order in listed:
                 one = next(encoded)
-                _write(writers, "tokens", one.input_ids)
-                _write(writers, "rows", _row(one, tokens))
-                _write(writers, "spans", one.document_spans)
-                _write(writers, "orders", order)
+                writer.append("tokens", one.input_ids)
+                writer.append("rows", _row(one, tokens))
+                writer.append("spans", one.document_spans)
+                writer.append("orders", order)
                 tokens += one.length
-            _write(writers, "grades", [-1 if document.grade is None else document.grade for document in context.documents])
+            writer.append("grades", [-1 if document.grade is None else document.grade for document in context.documents])
             scores = [document.teacher_score for document in context.documents]
-            _write(writers, "teacher", [math.nan if score is None else score for score in scores])
-            _write(writers, "pairs", chosen)
+            writer.append("teacher", [math.nan if score is None else score for score in scores])
+            writer.append("pairs", chosen)
             context_name, query_name = context.context_id.encode(), context.query_id.encode()
-            writers["names"].write(context_name + query_name)
-            _write(writers, "name_ends", [names + len(context_name), names + len(context_name) + len(query_name)])
+            writer.append("names", np.frombuffer(context_name + query_name, np.uint8))
+            writer.append("name_ends", [names + len(context_name), names + len(context_name) + len(query_name)])
             documents, pairs, names = documents + len(context.documents), pairs + len(chosen), names + len(context_name) + len(query_name)
-            _write(writers, "documents", [documents])
-            _write(writers, "pair_starts", [pairs])
+            writer.append("documents", [documents])
+            writer.append("pair_starts", [pairs])
 
 
 def _row(encoded: EncodedContext, start: int) -> list[int]:
     lengths = [encoded.prefix_length, encoded.query_length, encoded.calibration_length]
     return [start, start + encoded.length, *lengths, *encoded.query_rows, *encoded.calibration_rows, int(encoded.is_shortened)]
-
-
-def _write(writers: dict, name: str, values: object) -> None:
-    writers[name].write(np.ascontiguousarray(values, _ARRAYS[name]).tobytes())
-
-
-def _chunks(items: Iterator, size: int) -> Iterator[list]:
-    chunk: list = []
-    for item in items:
-        chunk.append(item)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk

@@ -80,6 +80,15 @@ class TrainingSet:
             raise InputError(f"{self.directory}: no pairs to train on; make them with 'headrank pairs'")
 
     @property
+    def directories(self) -> list[Path]:
+        """Where the contexts are."""
+        return [self.directory]
+
+    def names_of(self, context: int) -> tuple[str, str]:
+        """Context id and query id."""
+        return self.cache.names_of(context)
+
+    @property
     def num_pairs(self) -> int:
         """Pairs in the folder."""
         return int(self.cache.pair_starts[-1])

@@ -26,6 +26,7 @@ from megatron.core.utils import divide
 from torch.utils.checkpoint import checkpoint
 
 from headrank.method.attention import BranchLayout, branched_context, causal_context, mean_row_probabilities, replace_calibration_rows
+from megatron_patches.late import LateCapture, LateRows
 
 
 class LayerRows(NamedTuple):
@@ -115,7 +116,7 @@ class HeadRankCoreAttention(MegatronModule):
         **_: Any,
     ) -> torch.Tensor:
         """Context [S, B, P*D] of query [S, B, P, D] over key and value [S, B, G, D], causal unless documents stand side by side."""
-        capture = packed_seq_params if isinstance(packed_seq_params, RowCapture) else None
+        capture = packed_seq_params if isinstance(packed_seq_params, (RowCapture, LateCapture)) else None
         if capture is None and packed_seq_params is not None:
             raise NotImplementedError("HeadRank's core attention does not take packed (thd) sequences")
         if capture is not None:
@@ -126,7 +127,9 @@ class HeadRankCoreAttention(MegatronModule):
             return checkpoint(self._context, query, key, value, layout, use_reentrant=False, preserve_rng_state=False)
         return self._context(query, key, value, layout)
 
-    def _context(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: BranchLayout | None) -> torch.Tensor:
+    def _context(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: BranchLayout | LateRows | None) -> torch.Tensor:
+        if isinstance(layout, LateRows):
+            return layout.rows.context(query, key, value, self.softmax_scale)
         query_BPSD, key_BGSD, value_BGSD = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         if self._takes_fused(query, layout):
             assert self.fused is not None
@@ -202,7 +205,7 @@ class QueryKeyAttention(MegatronModule):
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         rotary_pos_emb: torch.Tensor | None = None,
-        packed_seq_params: RowCapture | None = None,
+        packed_seq_params: RowCapture | LateCapture | None = None,
         **_: Any,
     ) -> None:
         """Read the rows of hidden states [S, B, E] into the capture."""

@@ -25,7 +25,9 @@ from headrank.lora_settings import LoraSettings
 from headrank.method.attention import BranchLayout
 from megatron_patches import device
 from megatron_patches.attention import LayerRows, RowCapture
+from megatron_patches.late import CapturedKeys, LateCapture, LateRows
 from megatron_patches.layer_spec import final_norm, layer_spec, query_key_layer_spec
+from megatron_patches.readout_weights import ReadoutDelta
 from megatron_patches.shape import ModelShape, check_tensor_parallel_size, valid_tensor_parallel_sizes
 
 __all__ = ["CapturedRows", "HeadRankModel", "ModelShape", "build_model", "build_transformer_config", "valid_tensor_parallel_sizes"]
@@ -158,6 +160,7 @@ class HeadRankModel(MegatronModule):
         self.pg_collection = ProcessGroupCollection.use_mpu_process_groups()
         self.tp_group = self.pg_collection.tp
         self.padded_vocab_size = padded_vocab_size
+        self.readout: ReadoutDelta | None = None
         self.embedding = LanguageModelEmbedding(
             config=config,
             vocab_size=padded_vocab_size,
@@ -201,20 +204,29 @@ class HeadRankModel(MegatronModule):
     def set_input_tensor(self, input_tensor: Any) -> None:
         """Part of the pipeline schedule's interface; without pipeline parallelism there is never one."""
 
-    def forward(self, input_ids_BS: torch.Tensor, layout: BranchLayout, heads_by_layer: Mapping[int, Sequence[int]]) -> CapturedRows:
+    def forward(
+        self, input_ids_BS: torch.Tensor, layout: BranchLayout | LateRows, heads_by_layer: Mapping[int, Sequence[int]]
+    ) -> CapturedRows | CapturedKeys:
         """The rows of the given heads (Hugging Face numbers) that live on this rank. Stops after the deepest layer asked for.
 
-        Under recomputation the rows are outputs of the recomputed region, so they carry gradient all the same.
+        Of a late layout these are the heads' query vectors and keys. Under recomputation what is read is an output of the recomputed
+        region, so it carries gradient all the same.
         """
         self._check_heads(heads_by_layer)
         hidden_SBE = self.embedding(input_ids=input_ids_BS, position_ids=layout.position_ids_BS)
         rotary_SB1D = self._rotary(layout.position_ids_BS)
-        captured = CapturedRows()
+        found: dict[int, Any] = {}
         for layer in range(max(heads_by_layer) + 1):
             hidden_SBE, rows = self._run_layer(layer, hidden_SBE, rotary_SB1D, layout, heads_by_layer.get(layer))
             if rows is not None:
-                captured.rows[layer] = rows
-        return captured
+                found[layer] = rows
+        if isinstance(layout, LateRows):
+            return CapturedKeys(found, None if self.readout is None else self.readout())
+        return CapturedRows(found)
+
+    def train_readout(self) -> None:
+        """Give the model trained differences of readout weights, zero at first."""
+        self.readout = ReadoutDelta(self.config, self.config.num_layers, len(self.heads_on_rank), self.tp_group)
 
     def logits(self, input_ids_BS: torch.Tensor, layout: BranchLayout) -> torch.Tensor:
         """Logits [B, S, vocabulary] on every rank, padding columns cut off; needs ``has_output``."""
@@ -227,14 +239,24 @@ class HeadRankModel(MegatronModule):
         return logits_SBV.transpose(0, 1)[..., : self.shape.vocab]
 
     def _run_layer(
-        self, layer: int, hidden_SBE: torch.Tensor, rotary_SB1D: torch.Tensor, layout: BranchLayout, heads: Sequence[int] | None
-    ) -> tuple[torch.Tensor, LayerRows | None]:
+        self,
+        layer: int,
+        hidden_SBE: torch.Tensor,
+        rotary_SB1D: torch.Tensor,
+        layout: BranchLayout | LateRows,
+        heads: Sequence[int] | None,
+    ) -> tuple[torch.Tensor, LayerRows | tuple[torch.Tensor, torch.Tensor] | None]:
         """One decoder layer and the rows of its heads, recomputed in backward when the configuration says so."""
         mine = None if heads is None else [head - self.heads_on_rank.start for head in heads if head in self.heads_on_rank]
 
         def run(hidden_SBE: torch.Tensor) -> tuple[torch.Tensor, ...]:
             # a capture of its own inside the region: recomputation must not write into the outer one
-            capture = RowCapture(layout=layout, local_heads_by_layer={} if mine is None else {layer: self._index_of(mine)})
+            capture: RowCapture | LateCapture
+            if isinstance(layout, LateRows):
+                wanted = {} if mine is None else {layer: mine}
+                capture = LateCapture(layout=layout, local_heads_by_layer=wanted, heads_per_group=self.shape.heads // self.shape.groups)
+            else:
+                capture = RowCapture(layout=layout, local_heads_by_layer={} if mine is None else {layer: self._index_of(mine)})
             output, _ = self.decoder.layers[layer](
                 hidden_states=hidden_SBE, attention_mask=None, rotary_pos_emb=rotary_SB1D, packed_seq_params=capture
             )
@@ -247,6 +269,8 @@ class HeadRankModel(MegatronModule):
             output, *rows = run(hidden_SBE)
         if mine is None:
             return output, None
+        if isinstance(layout, LateRows):
+            return output, (rows[0], rows[1])
         return output, LayerRows(tuple(head + self.heads_on_rank.start for head in mine), *rows)
 
     def _index_of(self, heads: Sequence[int]) -> torch.Tensor:

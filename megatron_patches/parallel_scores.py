@@ -28,13 +28,19 @@ def core_head_scores(
     group = group or parallel_state.get_tensor_model_parallel_group()
 
     def over_ranks(values: torch.Tensor) -> torch.Tensor:
-        # contiguous and fresh: Megatron reduces in place, and loses the result of a tensor that is not contiguous
-        return tensor_parallel.reduce_from_tensor_model_parallel_region(values.contiguous().clone(), group=group)
+        return sum_over_tensor_parallel(values, group)
 
     is_calibrated = layout.has_calibration if is_calibrated is None else is_calibrated
     query_rows = [rows.query_rows for rows in captured.rows.values()]
     calibration_rows = [rows.calibration_rows for rows in captured.rows.values() if rows.calibration_rows is not None]
     return scores.core_head_scores(query_rows, calibration_rows if is_calibrated else None, layout, over_ranks)
+
+
+def sum_over_tensor_parallel(values: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """The sum of every tensor-parallel rank's part. Different before, the same after; sum forward, identity backward."""
+    group = group or parallel_state.get_tensor_model_parallel_group()
+    # contiguous and fresh: Megatron reduces in place, and loses the result of a tensor that is not contiguous
+    return tensor_parallel.reduce_from_tensor_model_parallel_region(values.contiguous().clone(), group=group)
 
 
 def sum_over_data_parallel(values: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,8 @@ from headrank.errors import InputError
 OBJECTIVES = ("headrank", "ranknet", "teacher")
 SCALINGS = ("constant", "standardise", "max-min")
 DEFAULT_SCALES = {"constant": 10.0, "standardise": 1.0, "max-min": 4.0}  # ours: each brings |s+ - s-| to about 1
+EQUAL_LOG_MASS_SCALE = 4.0  # ours: of the mean log mass of heads with equal weights; fitted weights bring their own scale
+_PREFERENCE_WEIGHTS = ("margin", "linear_weight", "proximal_weight", "entropy_weight", "variance_weight")
 _TEACHER_WEIGHTS = ("teacher_ranknet_weight", "teacher_listwise_weight", "teacher_margin_weight")
 
 
@@ -30,6 +32,7 @@ class LossSettings:
     teacher_ranknet_weight: float = 0.0  # terms of headrank/method/distillation.py
     teacher_listwise_weight: float = 0.0
     teacher_margin_weight: float = 0.0
+    in_batch_weight: float = 0.0  # of in_batch.py's contrastive term; late layout only
     teacher_temperature: float = 1.0  # divides the teacher's scores, to bring them to the scale of logits
 
     def __post_init__(self) -> None:
@@ -40,9 +43,11 @@ class LossSettings:
         for name in ("scale", "temperature", "teacher_temperature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise InputError(f"loss: {name} {getattr(self, name)} must be finite and above 0")
-        for name in ("margin", "linear_weight", "proximal_weight", "entropy_weight", "variance_weight", *_TEACHER_WEIGHTS):
+        for name in (*_PREFERENCE_WEIGHTS, *_TEACHER_WEIGHTS, "in_batch_weight"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"loss: {name} {getattr(self, name)} must be finite and not negative")
+        if self.in_batch_weight > 0 and self.scaling != "constant":
+            raise InputError(f"loss: scaling {self.scaling!r} has no meaning across lists; use constant with the in-batch term")
         if self.objective == "teacher" and not self.needs_teacher:
             raise InputError("loss: the objective 'teacher' is the teacher's terms alone, and all of their weights are 0; raise one")
 

@@ -33,6 +33,7 @@ from megatron_patches.checkpoints.conversion import CheckpointTensors, HfTensors
 from megatron_patches.checkpoints.damage import require_undamaged
 from megatron_patches.checkpoints.files import checkpoint_directory
 from megatron_patches.checkpoints.safetensors_files import SafetensorsReader
+from megatron_patches.readout_weights import PARAMETER, with_trained_weights
 from megatron_patches.shape import ModelShape
 
 logger = logging.getLogger(__name__)
@@ -65,12 +66,15 @@ def export_hf(request: ExportRequest, *, report: Any = iter) -> HeadSet | None:
     shape = ModelShape.from_hf(request.base)
     _check_same_model(directory, about, shape, request.base)
     heads = request.heads or _stored_heads(about)
+    checkpoint = CheckpointTensors(directory)
+    if heads is not None and request.heads is None and PARAMETER in checkpoint:
+        heads = with_trained_weights(heads, checkpoint.read(PARAMETER))
     if heads is not None:
         heads.check_fits(shape.layers, shape.heads, str(request.base))
         check_prompt(heads, _stored_heads(about), str(directory))
     elif request.is_truncated:
         raise InputError(f"--truncate: {directory} has no heads stored with it, so the depth is not known; give --heads heads.json")
-    checkpoint, settings = CheckpointTensors(directory), LoraSettings.from_dict(about.get("lora"))
+    settings = LoraSettings.from_dict(about.get("lora"))
     adapter = None if settings is None else checkpoint.adapter(settings)
     if request.is_adapter_only:
         if adapter is None or settings is None:

@@ -33,6 +33,7 @@ from megatron_patches.checkpoints.optimizer_state import ensure_adam_state, load
 from megatron_patches.checkpoints.writers import prepare_writers
 from megatron_patches.lora import adapter_parameter
 from megatron_patches.model import HeadRankModel
+from megatron_patches.readout_weights import PARAMETER
 from megatron_patches.shape import ModelShape
 from megatron_patches.versions import common_file
 
@@ -155,6 +156,8 @@ def load_checkpoint(
     metadata = dist_checkpointing.load_content_metadata(preloaded_state_dict=common) or {}
     wanted: dict[str, Any] = {"model": _without_extra_state(bare.sharded_state_dict(metadata=dict(metadata)))}
     stored = dist_checkpointing.load_tensors_metadata(str(directory))
+    if PARAMETER in wanted["model"] and wanted["model"][PARAMETER].key not in stored:  # a start whose readout was not trained
+        del wanted["model"][PARAMETER]
     _take_query_key_from_full(wanted["model"], bare, stored)
     if can_lack_adapters:
         wanted["model"] = {name: entry for name, entry in wanted["model"].items() if entry.key in stored or not adapter_parameter(name)}
@@ -167,8 +170,8 @@ def load_checkpoint(
     # a truncated model reads parts of a full-depth checkpoint, which the integrity check would call incomplete
     loaded = dist_checkpointing.load(wanted, str(directory), validate_access_integrity=False)
     result = bare.load_state_dict(loaded["model"], strict=False)
-    missing = [key for key in result.missing_keys if not (can_lack_adapters and adapter_parameter(key))]
-    assert not [key for key in [*missing, *result.unexpected_keys] if not key.endswith("_extra_state")], result
+    lacking = [key for key in result.missing_keys if not (can_lack_adapters and adapter_parameter(key)) and key != PARAMETER]
+    assert not [key for key in [*lacking, *result.unexpected_keys] if not key.endswith("_extra_state")], result
     if optimizer is not None:
         load_optimizer_state(optimizer, loaded["optimizer"])
     if scheduler is not None and "opt_param_scheduler" in common:

@@ -18,6 +18,7 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from data_tools.contexts import CONTEXTS_FILE, PAIRS_FILE
+from data_tools.list_mixture import parse_shares
 from headrank.errors import InputError
 from headrank.formats import write_json
 from headrank.method.heads import HeadSet
@@ -25,6 +26,7 @@ from megatron_patches.checkpoints import files as checkpoint
 from megatron_patches.checkpoints.damage import DamagedCheckpoint
 from megatron_patches.checkpoints.weights import load_hf_weights
 from megatron_patches.lora import reset_adapters
+from megatron_patches.readout_weights import PARAMETER
 from megatron_patches.training.config import TrainingConfig, changed_fields
 from megatron_patches.training.reference import files_fingerprint
 
@@ -33,7 +35,13 @@ logger = logging.getLogger(__name__)
 BEST_FILE, BEST_LINK = "best_checkpoint.json", "best"
 COMPLETE_FILE = "training_complete.json"
 # settings that decide what the optimizer's state looks like
-OPTIMIZER_FLAGS = {"use_distributed_optimizer": "--use-distributed-optimizer", "bf16": "--bf16", "full_depth": "--headrank-full-depth"}
+OPTIMIZER_FLAGS = {
+    "use_distributed_optimizer": "--use-distributed-optimizer",
+    "bf16": "--bf16",
+    "full_depth": "--headrank-full-depth",
+    "train_readout": "--headrank-train-readout",
+    "freeze_embeddings": "--headrank-freeze-embeddings",
+}
 
 
 def resolve_start(config: TrainingConfig) -> TrainingConfig:
@@ -63,6 +71,8 @@ def load_start_weights(config: TrainingConfig, model: torch.nn.Module) -> None:
         return
     try:
         checkpoint.load_checkpoint(config.pretrained_checkpoint, model, can_lack_adapters=True)
+        if (trained := dict(model.named_parameters()).get(PARAMETER)) is not None:
+            torch.nn.init.zeros_(trained)  # the heads given say where the readout starts
     except DamagedCheckpoint as damage:
         raise InputError(f"{damage}; start from another checkpoint, an older iter_NNNNNNN directory may be named itself") from damage
 
@@ -78,7 +88,8 @@ class RunCheckpoints:
             self.source, self.resume_iteration = config.load, _latest(config.load)
             if self.resume_iteration is None:
                 raise InputError(f"--load {config.load}: no complete checkpoint there; correct the path or remove the flag")
-        self.data = files_fingerprint(Path(config.train_data) / name for name in (CONTEXTS_FILE, PAIRS_FILE))
+        folders, _ = parse_shares(config.train_data, "--train-data-path")
+        self.data = files_fingerprint(Path(folder) / name for folder in folders for name in (CONTEXTS_FILE, PAIRS_FILE))
         _require_no_folders(config.save)
         if config.save is not None and torch.distributed.get_rank() == 0:
             for remains in [*Path(config.save).glob(".removed-*"), *Path(config.save).glob(".saving-*")]:
@@ -236,6 +247,8 @@ def _check_same_heads(extra: dict[str, Any], heads: HeadSet, source: str) -> Non
         raise InputError(
             f"{source}: this checkpoint was trained with other core heads; use another --save or the heads it was trained with"
         )
+    if extra["heads"].get("readout") != (None if heads.readout is None else heads.to_dict()["readout"]):
+        raise InputError(f"{source}: this checkpoint was trained with another readout; use another --save or the heads it was trained with")
     if extra["heads"].get("prompt_hash") != heads.prompt.hash:
         raise InputError(
             f"{source}: this checkpoint was trained with another prompt ({extra['heads'].get('prompt_hash')}, now {heads.prompt.hash}); "

@@ -17,6 +17,7 @@ import torch
 from headrank.errors import InputError
 from megatron_patches.checkpoints.safetensors_files import SafetensorsReader
 from megatron_patches.lora import adapter_parameter
+from megatron_patches.readout_weights import PARAMETER
 from megatron_patches.shape import ModelShape
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -166,6 +167,9 @@ def load_hf_weights(model: torch.nn.Module, hf_directory: str) -> None:
     bare = unwrap_model(model)
     with SafetensorsReader(hf_directory) as reader:
         for name, parameter in bare.named_parameters():
+            if name == PARAMETER:  # what training adds to a readout: nothing yet
+                parameter.zero_()
+                continue
             if adapter_parameter(name) is not None:
                 continue
             source = name

@@ -12,7 +12,7 @@ from typing import Any
 
 from headrank.errors import OneLineParser
 from headrank.lora_settings import PROJECTIONS
-from headrank.method.loss_settings import DEFAULT_SCALES, OBJECTIVES, SCALINGS
+from headrank.method.loss_settings import DEFAULT_SCALES, EQUAL_LOG_MASS_SCALE, OBJECTIVES, SCALINGS
 from headrank.method.prompt import LAYOUTS
 
 Flag = tuple[str, dict[str, Any]]
@@ -143,8 +143,16 @@ MEGATRON_FLAGS: dict[str, list[Flag]] = {
         _switch("--log-throughput", "Add TFLOP/s per GPU to the log line."),
     ],
     "data": [
-        _value("--train-data-path", str, None, "Directory with contexts.jsonl and pairs.jsonl ('headrank pairs').", metavar="DIR"),
-        _value("--valid-data-path", str, None, "The same for held-out queries.", metavar="DIR"),
+        _value(
+            "--train-data-path",
+            str,
+            None,
+            "Directory with contexts.jsonl and pairs.jsonl ('headrank pairs'). In the late layout several, mixed by their numbers of lists "
+            "or by the shares of all: DIR=SHARE.",
+            metavar="DIR",
+            nargs="+",
+        ),
+        _value("--valid-data-path", str, None, "The same for held-out queries, without shares.", metavar="DIR", nargs="+"),
         _value(
             "--seq-length",
             int,
@@ -193,6 +201,18 @@ HEADRANK_FLAGS: list[Flag] = [
         choices=["pairs", "contexts"],
     ),
     _value("--headrank-pairs-per-context", int, 16, "Pairs that share one forward; 1 is the paper's pair by pair."),
+    _value(
+        "--headrank-passages-per-query", int, 8, "Late layout: passages drawn from a list at each visit, spread over the teacher's scores."
+    ),
+    _value(
+        "--headrank-in-batch-weight",
+        float,
+        0.0,
+        "Late layout: weight of the contrastive term, a query's best passages against those of the micro-batch's other queries; ours.",
+    ),
+    _switch("--headrank-train-readout", "Late layout: train the readout's weights too, without decay, at --headrank-readout-lr."),
+    _value("--headrank-readout-lr", float, None, "Peak learning rate of trained readout weights; by default --lr."),
+    _switch("--headrank-freeze-embeddings", "Leave the token embeddings as they are: less memory, a cheaper update."),
     _value("--headrank-permutations", int, 0, "Train on this many fixed shuffles of each list, up to 100; 0 keeps the retriever's order."),
     _switch("--headrank-with-retriever-order", "With --headrank-permutations: take the retriever's order in turn with the shuffles."),
     _value(
@@ -225,7 +245,8 @@ HEADRANK_FLAGS: list[Flag] = [
         None,
         "The constant, the deviation or the range of scaled scores; ours. By default "
         + ", ".join(f"{scale:g} for {name}" for name, scale in DEFAULT_SCALES.items())
-        + ".",
+        + f"; of log masses with fitted weights 1, which are fitted to that scale, with equal weights {EQUAL_LOG_MASS_SCALE:g} over their "
+        "sum.",
         metavar="X",
     ),
     _switch("--headrank-full-depth", "Build every layer although nothing above l_max is ever trained; for comparison."),

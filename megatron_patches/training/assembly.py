@@ -8,13 +8,20 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
-from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
-from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.optimizer import (
+    MegatronOptimizer,
+    OptimizerConfig,
+    ParamKey,
+    get_megatron_optimizer,
+    get_standard_config_overrides,
+)
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler, ParamGroupOverride
 
 from headrank.method.heads import HeadSet
 from megatron_patches.layer_spec import chosen_engine
 from megatron_patches.lora import freeze_base
 from megatron_patches.model import HeadRankModel, build_model, build_transformer_config
+from megatron_patches.readout_weights import PARAMETER
 from megatron_patches.shape import ModelShape
 from megatron_patches.training.config import TrainingConfig
 
@@ -50,8 +57,12 @@ def build_policy(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> H
         model.bfloat16()  # norms too: Transformer Engine's ignore params_dtype, and the optimizer cannot save a mixture
     if config.full_depth:
         _freeze_unused(model, heads.l_max)
+    if config.freeze_embeddings:
+        model.embedding.requires_grad_(False)
     if config.lora is not None:
         freeze_base(model)
+    if config.train_readout:  # after the base is frozen: it is trained beside adapters too
+        model.train_readout()
     return model
 
 
@@ -103,23 +114,21 @@ def wrap_model(config: TrainingConfig, model: HeadRankModel) -> DistributedDataP
 def build_optimizer(config: TrainingConfig, ddp: DistributedDataParallel) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
     """AdamW through Megatron, and its schedule counted in samples over ``train_iters`` steps."""
     schedule = config.schedule
-    optimizer = get_megatron_optimizer(
-        OptimizerConfig(
-            optimizer="adam",
-            lr=schedule.lr,
-            min_lr=schedule.min_lr,
-            weight_decay=schedule.weight_decay,
-            adam_beta1=schedule.adam_beta1,
-            adam_beta2=schedule.adam_beta2,
-            adam_eps=schedule.adam_eps,
-            clip_grad=schedule.clip_grad,
-            bf16=config.bf16,
-            params_dtype=torch.bfloat16 if config.bf16 else torch.float32,
-            use_distributed_optimizer=config.use_distributed_optimizer,
-            overlap_param_gather=config.overlap_param_gather,
-        ),
-        [ddp],
+    settings = OptimizerConfig(
+        optimizer="adam",
+        lr=schedule.lr,
+        min_lr=schedule.min_lr,
+        weight_decay=schedule.weight_decay,
+        adam_beta1=schedule.adam_beta1,
+        adam_beta2=schedule.adam_beta2,
+        adam_eps=schedule.adam_eps,
+        clip_grad=schedule.clip_grad,
+        bf16=config.bf16,
+        params_dtype=torch.bfloat16 if config.bf16 else torch.float32,
+        use_distributed_optimizer=config.use_distributed_optimizer,
+        overlap_param_gather=config.overlap_param_gather,
     )
+    optimizer = get_megatron_optimizer(settings, [ddp], config_overrides=_parameter_groups(config, settings))
     _fuse_adam(optimizer)
     ddp.module.config.grad_scale_func = optimizer.scale_loss
     assert config.train_iters is not None, "the length of the run is fixed before its schedule"
@@ -143,6 +152,17 @@ def build_optimizer(config: TrainingConfig, ddp: DistributedDataParallel) -> tup
         override_opt_param_scheduler=schedule.override_opt_param_scheduler,
     )
     return optimizer, scheduler
+
+
+def _parameter_groups(config: TrainingConfig, settings: OptimizerConfig) -> dict[ParamKey, ParamGroupOverride]:
+    """Megatron's own groups (no decay for norms and biases) and one for trained readout weights: no decay, a rate of their own."""
+    groups = get_standard_config_overrides(settings)
+    if config.train_readout:
+        schedule = config.schedule
+        peak = schedule.lr if config.readout_lr is None else config.readout_lr
+        rates = {"max_lr": peak, "min_lr": schedule.min_lr * peak / schedule.lr}
+        groups[ParamKey(name=f"*{PARAMETER}")] = ParamGroupOverride(wd_mult=0.0, **rates)
+    return groups
 
 
 def _fuse_adam(optimizer: MegatronOptimizer) -> None:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import torch
 from megatron.core.transformer import TransformerConfig
 
+from data_tools.late_training_set import LateTrainingSet
 from data_tools.training_set import Sample, TrainingSet
 from headrank.method.attention import BranchLayout, batch_contexts
 from headrank.method.transfer import together_on
 from megatron_patches import device
+from megatron_patches.training.late_batches import LateBatch, make_late_batch
 from megatron_patches.training.reference import ReferenceScores
 
 
@@ -27,6 +29,11 @@ class Batch:
     pairs: tuple[torch.Tensor, ...]  # [P, 2] each
     references: tuple[torch.Tensor | None, ...]  # [N] each
     teachers: tuple[torch.Tensor | None, ...]  # [N] each, NaN where the teacher gave no score
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the forward pass, padding included."""
+        return self.input_ids_BS.numel()
 
 
 LENGTH_STEP_ON_GPU = 64  # fused attention prepares itself anew for every length it meets, and prefers multiples of its tiles
@@ -64,7 +71,7 @@ def make_batch(samples: tuple[Sample, ...], reference: ReferenceScores | None, w
 
 
 def training_batches(
-    training_set: TrainingSet,
+    training_set: TrainingSet | LateTrainingSet,
     reference: ReferenceScores | None,
     *,
     start: int,
@@ -73,8 +80,13 @@ def training_batches(
     micro_batch_size: int,
     where: torch.device,
     multiple_of: int = 1,
-) -> Iterator[Batch]:
+) -> Iterator[Batch | LateBatch]:
     """This data-parallel rank's micro-batches for ever, from the ``start``-th sample of the whole job."""
     indices = training_set.shard(start, rank, world_size)
     while True:
-        yield make_batch(tuple(training_set.at(next(indices)) for _ in range(micro_batch_size)), reference, where, multiple_of)
+        if isinstance(training_set, LateTrainingSet):
+            late = tuple(training_set.at(next(indices)) for _ in range(micro_batch_size))
+            yield make_late_batch(late, reference, where, multiple_of)
+        else:
+            samples = tuple(training_set.at(next(indices)) for _ in range(micro_batch_size))
+            yield make_batch(samples, reference, where, multiple_of)

@@ -15,7 +15,7 @@ from typing import Any
 from headrank.errors import InputError
 from headrank.lora_settings import PROJECTIONS, LoraSettings, ordered
 from headrank.method.heads import HeadSet
-from headrank.method.loss_settings import DEFAULT_SCALES, LossSettings
+from headrank.method.loss_settings import DEFAULT_SCALES, EQUAL_LOG_MASS_SCALE, LossSettings
 from megatron_patches.shape import ModelShape, check_tensor_parallel_size
 from megatron_patches.training.config_checks import check_flags
 
@@ -51,11 +51,12 @@ class TrainingConfig:
     full_depth: bool
     pretrained_checkpoint: str | None
     tokenizer: str | None
-    train_data: str
-    valid_data: str | None
+    train_data: tuple[str, ...]  # folders, with their shares as given: DIR or DIR=SHARE
+    valid_data: tuple[str, ...] | None
     seq_length: int | None
     epoch_unit: str
     pairs_per_context: int
+    passages_per_query: int
     permutations: int
     with_retriever_order: bool
     seed: int
@@ -67,6 +68,10 @@ class TrainingConfig:
     train_samples: int | None
     epochs: float
     loss: LossSettings
+    has_own_scale: bool  # --headrank-score-scale was given
+    train_readout: bool
+    readout_lr: float | None
+    freeze_embeddings: bool
     schedule: ScheduleConfig
     lora: LoraSettings | None
     bf16: bool
@@ -141,10 +146,11 @@ def config_from(args: argparse.Namespace, world_size: int) -> TrainingConfig:
         "all_heads": args.headrank_all_heads,
         "full_depth": args.headrank_full_depth,
         "tokenizer": args.tokenizer_model,
-        "train_data": args.train_data_path,
-        "valid_data": args.valid_data_path,
+        "train_data": tuple(args.train_data_path),
+        "valid_data": None if args.valid_data_path is None else tuple(args.valid_data_path),
         "epoch_unit": args.headrank_epoch_unit,
         "pairs_per_context": args.headrank_pairs_per_context,
+        "passages_per_query": args.headrank_passages_per_query,
         "permutations": args.headrank_permutations,
         "with_retriever_order": args.headrank_with_retriever_order,
         "tensor_parallel": tensor_parallel,
@@ -152,6 +158,10 @@ def config_from(args: argparse.Namespace, world_size: int) -> TrainingConfig:
         "global_batch_size": global_batch,
         "epochs": args.headrank_epochs,
         "loss": _loss_from(args),
+        "has_own_scale": args.headrank_score_scale is not None,
+        "train_readout": args.headrank_train_readout,
+        "readout_lr": args.headrank_readout_lr,
+        "freeze_embeddings": args.headrank_freeze_embeddings,
         "schedule": ScheduleConfig(**_taken(args, ScheduleConfig)),
         "lora": _lora_from(args),
         "recompute": args.recompute_granularity == "full",
@@ -202,6 +212,7 @@ def _loss_from(args: argparse.Namespace) -> LossSettings:
         teacher_ranknet_weight=args.headrank_teacher_ranknet,
         teacher_listwise_weight=args.headrank_teacher_listwise,
         teacher_margin_weight=args.headrank_teacher_margin_mse,
+        in_batch_weight=args.headrank_in_batch_weight,
         teacher_temperature=args.headrank_teacher_temperature,
     )
 
@@ -215,6 +226,35 @@ def check_heads(heads: HeadSet, shape: ModelShape, config: TrainingConfig) -> No
         )
     heads.check_fits(shape.layers, shape.heads, config.model)
     check_tensor_parallel_size(shape, config.tensor_parallel)
+    if heads.prompt.is_late:
+        if config.permutations:
+            raise InputError("--headrank-permutations: the late layout has no order of passages; remove it")
+        return
+    if heads.readout is not None:
+        raise InputError(f"{config.heads}: a readout is trained in the late layout only; its prompt is {heads.prompt.document_layout}")
+    for flag, is_given in (
+        ("--headrank-in-batch-weight", config.loss.in_batch_weight > 0),
+        ("--headrank-train-readout", config.train_readout),
+        ("--train-data-path with several folders", len(config.train_data) > 1),
+        ("--valid-data-path with several folders", len(config.valid_data or ()) > 1),
+    ):
+        if is_given:
+            raise InputError(f"{flag} belongs to the late layout, but the prompt of {config.heads} is {heads.prompt.document_layout}")
+
+
+def with_readout(config: TrainingConfig, heads: HeadSet) -> TrainingConfig:
+    """The loss as it fits the heads' score: log masses have another scale than masses, and a free offset per list.
+
+    Fitted weights make a score of logits; equal weights say nothing about the scale, and a stated constant stands in.
+    """
+    readout = heads.readout
+    if readout is None or readout.kind != "log-mass":
+        return config
+    loss = dataclasses.replace(config.loss, is_proximal_centred=True)
+    if not config.has_own_scale and loss.scaling == "constant":
+        is_fitted = len(set(readout.weights)) > 1
+        loss = dataclasses.replace(loss, scale=1.0 if is_fitted else EQUAL_LOG_MASS_SCALE / sum(map(abs, readout.weights)))
+    return dataclasses.replace(config, loss=loss)
 
 
 def changed_fields(saved: Mapping[str, Any], config: TrainingConfig) -> list[str]:
@@ -226,6 +266,10 @@ def changed_fields(saved: Mapping[str, Any], config: TrainingConfig) -> list[str
         "train_data",
         "epoch_unit",
         "pairs_per_context",
+        "passages_per_query",
+        "train_readout",
+        "readout_lr",
+        "freeze_embeddings",
         "permutations",
         "with_retriever_order",
         "seed",

@@ -27,14 +27,15 @@ _RANGES: list[tuple[Callable[[float], bool], str, tuple[str, ...]]] = [
         "train_iters", "train_samples", "save_interval", "eval_interval", "eval_iters", "exit_interval", "exit_duration_in_mins",
         "log_interval", "tensorboard_log_interval", "seq_length", "micro_batch_size", "global_batch_size", "tensor_model_parallel_size",
         "lr", "lr_decay_iters", "adam_eps", "headrank_pairs_per_context", "headrank_max_nan_steps", "headrank_temperature",
-        "headrank_score_scale", "headrank_teacher_temperature", "recompute_num_layers", "headrank_lora_alpha")),
+        "headrank_score_scale", "headrank_readout_lr", "headrank_teacher_temperature", "recompute_num_layers", "headrank_lora_alpha")),
     (lambda value: value >= 0, "must not be below 0", (
         "seed", "min_lr", "lr_warmup_iters", "lr_warmup_init", "weight_decay", "clip_grad", "num_workers", "headrank_keep_checkpoints",
-        "headrank_teacher_ranknet", "headrank_teacher_listwise", "headrank_teacher_margin_mse",
+        "headrank_in_batch_weight", "headrank_teacher_ranknet", "headrank_teacher_listwise", "headrank_teacher_margin_mse",
         "headrank_alpha", "headrank_beta", "headrank_gamma", "headrank_eta", "headrank_margin", "headrank_lora_rank")),
     (lambda value: 0 <= value < 1, "must be at least 0 and below 1", ("adam_beta1", "adam_beta2", "lr_warmup_fraction")),
     (lambda value: 0 < value <= _MINUTES_OF_A_YEAR, f"must be from 1 to {_MINUTES_OF_A_YEAR}, a year", ("distributed_timeout_minutes",)),
     (lambda value: 0 < value <= _MOST_EPOCHS, f"must be above 0 and at most {_MOST_EPOCHS}", ("headrank_epochs",)),
+    (lambda value: value >= 2, "must be at least 2", ("headrank_passages_per_query",)),
     (lambda value: 0 <= value <= MOST_PERMUTATIONS, (
         f"must be from 0 to {MOST_PERMUTATIONS}: each is another order of every list to score and to keep"), ("headrank_permutations",)),
 ]  # fmt: skip
@@ -43,7 +44,8 @@ _RANGES: list[tuple[Callable[[float], bool], str, tuple[str, ...]]] = [
 def check_flags(args: argparse.Namespace) -> None:
     """Refuse values that are missing, empty or out of range, then flags that contradict each other or this recipe."""
     for name, value in vars(args).items():
-        if isinstance(value, str) and not value.strip() and not name.startswith("wandb_"):
+        texts = value if isinstance(value, list) else [value]
+        if any(isinstance(text, str) and not text.strip() for text in texts) and not name.startswith("wandb_"):
             raise InputError(f"{_flag(name)} is empty (an unset shell variable?); give a value or remove the flag")
         if isinstance(value, float) and not math.isfinite(value):
             raise InputError(f"{_flag(name)} {value} is not a finite number")
@@ -102,6 +104,8 @@ def _contradictions(args: argparse.Namespace) -> list[tuple[bool, str]]:
          f"{shortest} steps of --train-iters or --lr-decay-iters; lower it")),
         (args.headrank_with_retriever_order and not args.headrank_permutations, ("--headrank-with-retriever-order goes with shuffles; add "
          "--headrank-permutations N, without which the retriever's order is all there is")),
+        (args.headrank_readout_lr is not None and not args.headrank_train_readout, ("--headrank-readout-lr goes with trained weights; add "
+         "--headrank-train-readout")),
         (not args.headrank_lora_rank and args.headrank_lora_alpha is not None, ("--headrank-lora-alpha goes with adapters; add "
          "--headrank-lora-rank N")),
         (not args.headrank_lora_rank and args.headrank_lora_targets is not None, ("--headrank-lora-targets goes with adapters; add "

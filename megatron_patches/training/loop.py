@@ -16,6 +16,7 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler, get_canonical_lr_for_logging
 
+from data_tools.late_training_set import LateSample
 from data_tools.training_set import Sample
 from headrank.errors import InputError
 from headrank.method.heads import HeadSet
@@ -27,6 +28,7 @@ from megatron_patches.training.batches import Batch
 from megatron_patches.training.config import TrainingConfig
 from megatron_patches.training.exits import ExitDecision
 from megatron_patches.training.held_out import evaluate, score_sample
+from megatron_patches.training.late_batches import LateBatch
 from megatron_patches.training.train_step import TERMS, StepResult, train_step
 from megatron_patches.training.training_log import MetricsWriter, iteration_line
 
@@ -55,7 +57,7 @@ class Run:
     model: DistributedDataParallel
     optimizer: MegatronOptimizer
     scheduler: OptimizerParamScheduler
-    held_out: Sequence[Sample]
+    held_out: Sequence[Sample | LateSample]
     checkpoints: RunCheckpoints
     metrics: MetricsWriter
     progress: Progress
@@ -90,7 +92,7 @@ class Window:
         return dict(zip(TERMS, values.tolist(), strict=True))
 
 
-def train(run: Run, batches: Iterator[Batch], started: float | None = None) -> bool:
+def train(run: Run, batches: Iterator[Batch | LateBatch], started: float | None = None) -> bool:
     """Train until ``train_iters`` or an exit condition; True when the run is complete.
 
     ``started`` (time.monotonic) is when the program began: a batch system's clock runs while data and reference scores are made.
@@ -220,11 +222,11 @@ def evaluate_held_out(run: Run) -> bool:
     if is_best:
         progress.best_iteration, progress.best_ndcg = progress.iteration, measured["ndcg@10"]
     logger.info(
-        " validation at iteration %d | held-out NDCG@10: %.4f%s | held-out preference accuracy: %.4f | contexts: %d |",
+        " validation at iteration %d | held-out NDCG@10: %.4f%s |%s contexts: %d |",
         progress.iteration,
         measured["ndcg@10"],
         " (best)" if is_best else "",
-        measured["preference_accuracy"],
+        "".join(f" held-out {name.replace('_', ' ')}: {value:.4f} |" for name, value in measured.items() if name.endswith("_accuracy")),
         measured["contexts"],
     )
     run.metrics.write("valid", progress.iteration, {**measured, "is_best": is_best})

@@ -22,12 +22,14 @@ from typing import Any
 import numpy as np
 
 from data_tools.contexts import CONTEXTS_FILE
+from data_tools.late_training_set import LateSample, LateTrainingSet
 from data_tools.token_cache import tokenizer_digest
 from data_tools.training_set import Sample, TrainingSet
 from headrank.errors import InputError
 from headrank.files import shown
 from headrank.formats import atomic_write
 from headrank.method.heads import HeadSet
+from headrank.method.late_prompt import LateEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -58,22 +60,25 @@ def files_fingerprint(paths: Iterable[Path], root: Path | None = None) -> str:
     return digest.hexdigest()[:16]
 
 
-def reference_key(model_directory: str, heads: HeadSet, training_set: TrainingSet, precision: str) -> dict[str, Any]:
+def reference_key(model_directory: str, heads: HeadSet, training_set: TrainingSet | LateTrainingSet, precision: str) -> dict[str, Any]:
     """Everything the reference scores depend on."""
     contexts = hashlib.sha256()
-    with open(Path(training_set.directory) / CONTEXTS_FILE, "rb") as stream:
-        while block := stream.read(1 << 20):
-            contexts.update(block)
+    for directory in training_set.directories:
+        with open(directory / CONTEXTS_FILE, "rb") as stream:
+            while block := stream.read(1 << 20):
+                contexts.update(block)
     encoder = training_set.encoder
+    readout = {} if heads.readout is None else {"readout": heads.readout.identity, "head_order": [list(head) for head in heads.heads]}
     return {
         "model": model_fingerprint(model_directory),
         "heads": sorted(list(head) for head in heads.heads),
         "prompt": encoder.template.hash,
         "tokenizer": tokenizer_digest(encoder)[:16],
-        "chat_frame": [encoder.frame.before, encoder.frame.after],
+        "chat_frame": encoder.opening_ids.tolist() if isinstance(encoder, LateEncoder) else [encoder.frame.before, encoder.frame.after],
         "data": contexts.hexdigest()[:16],
         "max_length": encoder.max_length,
         "precision": precision,
+        **readout,
     }
 
 
@@ -94,9 +99,13 @@ class ReferenceScores:
 
     def of(self, sample: Sample) -> np.ndarray:
         """The frozen model's scores float32 [N] of this sample's documents."""
-        scores, num_documents = self._scores[sample.context_id, sample.permutation], len(sample.retrieval_ranks)
+        return self.of_list(sample.context_id, len(sample.retrieval_ranks), sample.permutation)
+
+    def of_list(self, context_id: str, num_documents: int, permutation: int = 0) -> np.ndarray:
+        """The frozen model's scores float32 [N] of a whole list in one of its orders."""
+        scores = self._scores[context_id, permutation]
         if len(scores) != num_documents:
-            raise InputError(f"{self.path}: {len(scores)} scores of {sample.context_id!r}, which has {num_documents} documents; {_AGAIN}")
+            raise InputError(f"{self.path}: {len(scores)} scores of {context_id!r}, which has {num_documents} documents; {_AGAIN}")
         return scores
 
     def __contains__(self, entry: Entry) -> bool:
@@ -113,8 +122,8 @@ class ReferenceScores:
 
     def compute(
         self,
-        samples: Iterable[Sample],
-        score: Callable[[Sample], np.ndarray],
+        samples: Iterable[Sample | LateSample],
+        score: Callable[[Any], np.ndarray],
         *,
         total: int | None = None,
         rank: int = 0,
@@ -220,7 +229,7 @@ def _appender(path: Path | None, header: str) -> Iterator[Callable[[str], object
         yield stream.write
 
 
-def needed_contexts(training_set: TrainingSet, num_samples: int) -> Iterator[tuple[int, int]]:
+def needed_contexts(training_set: TrainingSet | LateTrainingSet, num_samples: int) -> Iterator[tuple[int, int]]:
     """Every (context, permutation) that the first ``num_samples`` samples of training visit, each once."""
     everything = training_set.num_contexts * len(training_set.permutation_ids)
     if num_samples >= 2 * everything:

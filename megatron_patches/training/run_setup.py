@@ -5,21 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoTokenizer
 
-from data_tools.token_cache import UnwritableCache
-from data_tools.training_set import Sample, TrainingSet
-from headrank.errors import InputError
+from data_tools.late_training_set import LateTrainingSet
+from data_tools.training_set import TrainingSet
 from headrank.method.heads import HeadSet, head_name
 from headrank.method.prompt import PromptTemplate
-from headrank.method.spans import PromptEncoder
-from headrank.model_config import first_line, load_config
+from headrank.model_config import load_config
 from headrank.reranking.model_sources import resolve_model
 from megatron_patches import device
 from megatron_patches.checkpoints.files import checkpoint_directory
@@ -39,14 +35,16 @@ from megatron_patches.training.assembly import (
 from megatron_patches.training.batches import Batch, length_multiple, training_batches
 from megatron_patches.training.config import TrainingConfig
 from megatron_patches.training.config_checks import require_place
-from megatron_patches.training.held_out import held_out_samples, score_sample
+from megatron_patches.training.data_setup import held_out_data, open_training_data
+from megatron_patches.training.held_out import score_sample
+from megatron_patches.training.late_batches import LateBatch
 from megatron_patches.training.loop import Progress, Run
 from megatron_patches.training.reference import ReferenceScores, needed_contexts, reference_key
 from megatron_patches.training.training_log import MetricsWriter
 
 logger = logging.getLogger(__name__)
 
-REFERENCE_FILE, TOKENS_FOLDER = "reference_scores.jsonl", "token_cache"
+REFERENCE_FILE = "reference_scores.jsonl"
 
 
 def with_local_model(config: TrainingConfig) -> TrainingConfig:
@@ -68,64 +66,11 @@ def load_heads(config: TrainingConfig, shape: ModelShape) -> HeadSet:
     return HeadSet.all_heads(shape.layers, shape.heads, model=heads.model, prompt=heads.prompt)
 
 
-def open_training_set(config: TrainingConfig, shape: ModelShape, heads: HeadSet, directory: str) -> TrainingSet:
-    """The samples of a directory, tokenised for this model with the prompt the heads were selected with. Collective.
-
-    The tokens are kept in the directory or, where a rank finds that it cannot be written, below --save for all ranks.
-    """
-    encoder = PromptEncoder(_tokenizer(config), heads.prompt, config.seq_length or shape.max_positions)
-    opened = partial(
-        TrainingSet,
-        directory,
-        encoder,
-        config.pairs_per_context,
-        config.seed,
-        config.permutations,
-        epoch=config.epoch_unit,
-        with_retriever_order=config.with_retriever_order,
-    )
-    try:
-        return _on_every_rank(opened)
-    except UnwritableCache as refusal:
-        if config.save is None:
-            raise InputError(f"{refusal}, or give --save for a cache below it") from refusal
-        place = Path(config.save) / TOKENS_FOLDER
-        logger.info("%s; until then tokens are kept in %s", refusal, place)
-        return _on_every_rank(partial(opened, cache_directory=place))
-
-
-def _on_every_rank(opened: Callable[[], TrainingSet]) -> TrainingSet:
-    """Open a training set; where one rank cannot write its cache, all raise alike."""
-    data, refusal = None, None
-    try:
-        data = opened()
-    except UnwritableCache as error:
-        refusal = str(error)
-    refusals = [said for said in gather_from_all(refusal) if said is not None]
-    if data is None or refusals:
-        raise UnwritableCache(refusals[0])
-    return data
-
-
-def _tokenizer(config: TrainingConfig) -> Any:
-    """The tokenizer of --tokenizer-model or of the model; transformers makes an empty one where files are missing."""
-    flag, directory = ("--headrank-model", config.model) if config.tokenizer is None else ("--tokenizer-model", config.tokenizer)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(directory)
-    except Exception as error:
-        raise InputError(
-            f"{flag} {directory}: no tokenizer that can be loaded ({first_line(error)}); give a directory with tokenizer.json"
-        ) from error
-    if not tokenizer("relevant", add_special_tokens=False)["input_ids"]:
-        raise InputError(f"{flag} {directory}: the tokenizer knows no words; is tokenizer.json missing?")
-    return tokenizer
-
-
-def prepare_run(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> tuple[Run, Iterator[Batch]]:
+def prepare_run(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> tuple[Run, Iterator[Batch | LateBatch]]:
     """Build or resume a run; afterwards only the loop is left."""
     config = resolve_start(config)
-    data = open_training_set(config, shape, heads, config.train_data)
-    held_out = _held_out(config, shape, heads, data)
+    data = open_training_data(config, shape, heads)
+    held_out = held_out_data(config, shape, heads, data)
     config = config.with_length(len(data))
     _announce(config, shape, heads, data, len(held_out))
     checkpoints = RunCheckpoints(config, heads)
@@ -159,22 +104,7 @@ def prepare_run(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> tu
     return run, batches
 
 
-def _held_out(config: TrainingConfig, shape: ModelShape, heads: HeadSet, data: TrainingSet) -> list[Sample]:
-    """The held-out contexts; a query that is also trained on is refused."""
-    if config.valid_data is None:
-        return []
-    held_out = open_training_set(config, shape, heads, config.valid_data)
-    trained = {data.cache.names_of(context)[1] for context in range(data.num_contexts)}
-    samples = held_out_samples(held_out, config.eval_iters)
-    shared = next((sample.query_id for sample in samples if sample.query_id in trained), None)
-    if shared is not None:
-        raise InputError(
-            f"{config.valid_data}: query {shared!r} is also in {config.train_data}; hold it out with 'headrank pairs --hold-out'"
-        )
-    return samples
-
-
-def _announce(config: TrainingConfig, shape: ModelShape, heads: HeadSet, data: TrainingSet, num_held_out: int) -> None:
+def _announce(config: TrainingConfig, shape: ModelShape, heads: HeadSet, data: TrainingSet | LateTrainingSet, num_held_out: int) -> None:
     """The resolved configuration, once."""
     logger.info("configuration:")
     for name, value in sorted(config.to_dict().items()):
@@ -196,7 +126,7 @@ def _announce(config: TrainingConfig, shape: ModelShape, heads: HeadSet, data: T
 
 
 def _reference(
-    config: TrainingConfig, heads: HeadSet, data: TrainingSet, policy: HeadRankModel, *, is_resuming: bool
+    config: TrainingConfig, heads: HeadSet, data: TrainingSet | LateTrainingSet, policy: HeadRankModel, *, is_resuming: bool
 ) -> ReferenceScores | None:
     """Load the start weights into ``policy`` and complete the reference cache with them, before anything is trained.
 
@@ -213,7 +143,7 @@ def _reference(
     reference.share(gather_from_all)
     assert config.train_iters is not None
     needed = list(needed_contexts(data, config.train_iters * config.global_batch_size))
-    missing = [(context, order) for context, order in needed if (data.cache.names_of(context)[0], order) not in reference]
+    missing = [(context, order) for context, order in needed if (data.names_of(context)[0], order) not in reference]
     if missing or not is_resuming:
         load_start_weights(config, policy)
     if missing:

@@ -25,8 +25,10 @@ from headrank.method.loss_settings import LossSettings
 from headrank.method.losses import LossTerms, headrank_loss
 from megatron_patches.parallel_scores import core_head_scores, sum_over_data_parallel
 from megatron_patches.training.batches import Batch
+from megatron_patches.training.late_batches import LateBatch
+from megatron_patches.training.late_step import late_losses, score_late_batch
 
-TERMS = tuple(field.name for field in fields(LossTerms))  # the order of a metrics vector
+TERMS = (*(field.name for field in fields(LossTerms)), "contrast")  # the order of a metrics vector
 
 
 @dataclass(frozen=True)
@@ -40,44 +42,62 @@ class StepResult:
     bad_queries: tuple[str, ...] = field(default=())
 
 
-def score_batch(model: torch.nn.Module, batch: Batch, heads: HeadSet) -> torch.Tensor:
-    """scores_BN of a micro-batch: calibrated masses summed over the core heads of all tensor-parallel ranks."""
+def score_batch(model: torch.nn.Module, batch: Batch | LateBatch, heads: HeadSet, *, is_in_batch: bool = False) -> torch.Tensor:
+    """scores_BN of a micro-batch: calibrated masses summed over the core heads of all tensor-parallel ranks.
+
+    In the late layout the scores of each list's own passages or, with ``is_in_batch``, of all passages of the micro-batch.
+    """
+    if isinstance(batch, LateBatch):
+        return score_late_batch(model, batch, heads, is_in_batch=is_in_batch)
     captured = model(batch.input_ids_BS, batch.layout, heads.by_layer())
     return core_head_scores(captured, batch.layout)
 
 
-def batch_loss(scores_BN: torch.Tensor, batch: Batch, settings: LossSettings) -> tuple[torch.Tensor, torch.Tensor]:
+def batch_loss(scores_BN: torch.Tensor, batch: Batch | LateBatch, settings: LossSettings) -> tuple[torch.Tensor, torch.Tensor]:
     """The mean of L_total over the contexts of a micro-batch, and the detached mean of every term in the order of TERMS."""
-    terms = [
+    if isinstance(batch, LateBatch):
+        terms, contrasts = zip(*late_losses(scores_BN, batch, settings), strict=True)
+    else:
+        terms = context_losses(scores_BN, batch, settings)
+        contrasts = (scores_BN.new_zeros(()),) * len(terms)
+    totals = [term.total + contrast for term, contrast in zip(terms, contrasts, strict=True)]
+    # A copy, because the schedule divides the returned loss in place.
+    rows = [
+        [total, *(getattr(term, name) for name in TERMS[1:-1]), contrast]
+        for total, term, contrast in zip(totals, terms, contrasts, strict=True)
+    ]
+    return torch.stack(totals).mean(), torch.stack([torch.stack([value.detach().float() for value in row]) for row in rows]).mean(dim=0)
+
+
+def context_losses(scores_BN: torch.Tensor, batch: Batch, settings: LossSettings) -> tuple[LossTerms, ...]:
+    """The terms of each context of a padded batch."""
+    return tuple(
         headrank_loss(scores_BN[row, : len(ranks)], reference, ranks, pairs, settings, teacher)
         for row, (ranks, pairs, reference, teacher) in enumerate(
             zip(batch.ranks, batch.pairs, batch.references, batch.teachers, strict=True)
         )
-    ]
-    total = torch.stack([term.total for term in terms]).mean()
-    # A copy, because the schedule divides the returned loss in place.
-    values = torch.stack([torch.stack([getattr(term, name).detach().float() for name in TERMS]) for term in terms]).mean(dim=0)
-    return total, values
+    )
 
 
 def forward_step(
-    data: Iterator[Batch], model: torch.nn.Module, heads: HeadSet, settings: LossSettings
+    data: Iterator[Batch | LateBatch], model: torch.nn.Module, heads: HeadSet, settings: LossSettings
 ) -> tuple[torch.Tensor, partial[tuple[torch.Tensor, dict[str, Any]]]]:
     """Megatron's forward-step protocol: the scores and a function from scores to (loss, report)."""
     batch = next(data)
-    return score_batch(model, batch, heads), partial(_loss_and_report, batch=batch, settings=settings)
+    scores = score_batch(model, batch, heads, is_in_batch=settings.in_batch_weight > 0)
+    return scores, partial(_loss_and_report, batch=batch, settings=settings)
 
 
-def _loss_and_report(scores_BN: torch.Tensor, *, batch: Batch, settings: LossSettings) -> tuple[torch.Tensor, dict[str, Any]]:
+def _loss_and_report(scores_BN: torch.Tensor, *, batch: Batch | LateBatch, settings: LossSettings) -> tuple[torch.Tensor, dict[str, Any]]:
     total, values = batch_loss(scores_BN, batch, settings)
     query_ids = tuple(sample.query_id for sample in batch.samples)
-    return total, {"values": values, "query_ids": query_ids, "num_tokens": batch.input_ids_BS.numel()}
+    return total, {"values": values, "query_ids": query_ids, "num_tokens": batch.num_tokens}
 
 
 def train_step(
     model: DistributedDataParallel,
     optimizer: MegatronOptimizer,
-    data: Iterator[Batch],
+    data: Iterator[Batch | LateBatch],
     heads: HeadSet,
     settings: LossSettings,
     num_microbatches: int,

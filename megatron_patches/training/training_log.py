@@ -28,6 +28,7 @@ LINE_NAMES = {
     "proximal": "proximal penalty",
     "omega": "omega",
     "teacher": "teacher loss",
+    "contrast": "in-batch loss",
     "accuracy": "preference accuracy",
     "teacher_accuracy": "teacher accuracy",
     "score_margin": "score margin",
@@ -57,7 +58,8 @@ def iteration_line(
     throughput: float | None = None,
 ) -> str:
     """Megatron's line: same fields in the same order, our terms where Megatron has its losses."""
-    hidden = () if config.loss.needs_teacher else ("teacher", "teacher_accuracy")
+    hidden: tuple[str, ...] = () if config.loss.needs_teacher else ("teacher", "teacher_accuracy")
+    hidden += () if config.loss.in_batch_weight > 0 else ("contrast",)
     parts = [
         f" [{datetime.datetime.now():%Y-%m-%d %H:%M:%S.%f}] iteration {iteration:8d}/{config.train_iters:8d} |",
         f" consumed samples: {consumed:12d} |",

@@ -18,9 +18,9 @@ from megatron_patches.training.arguments import parse_arguments
 from megatron_patches.training.assembly import build_optimizer, build_policy, count_parameters, wrap_model
 from megatron_patches.training.batches import length_multiple, make_batch, training_batches
 from megatron_patches.training.config import config_from
+from megatron_patches.training.data_setup import open_training_set
 from megatron_patches.training.held_out import score_sample
 from megatron_patches.training.reference import ReferenceScores, needed_contexts
-from megatron_patches.training.run_setup import open_training_set
 from megatron_patches.training.train_step import batch_loss, score_batch, train_step
 from tests.toy_training import make_toy_job
 

@@ -108,7 +108,7 @@ def test_a_missing_optional_package_is_named(config, monkeypatch, module, change
 def test_scores_that_are_not_finite_order_nothing(bad):
     scores, grades = np.array([0.3, bad, 0.1]), np.array([0, 2, 1])
     assert np.isnan(ndcg(scores, grades)) and np.isnan(preference_accuracy(scores, np.array([[1, 0]])))
-    sample = SimpleNamespace(grades=grades, pairs=np.array([[1, 0]]))
+    sample = SimpleNamespace(grades=grades, pairs=np.array([[1, 0]]), teacher=None)
     measured = evaluate([sample, sample], lambda _: scores)
     assert np.isnan(measured["ndcg@10"]) and np.isnan(measured["preference_accuracy"])
 
@@ -136,6 +136,7 @@ def test_preference_accuracy_counts_a_tie_as_half():
 class FakeSample:
     def __init__(self, number: int) -> None:
         self.grades, self.pairs, self.number = np.array([1, 0, number % 2]), np.array([[0, 1]]), number
+        self.teacher = np.array([0.5, np.nan, -1.0], np.float32) if number % 3 else None
 
 
 def test_ranks_together_measure_what_one_rank_measures():
@@ -147,9 +148,9 @@ def test_ranks_together_measure_what_one_rank_measures():
     alone = evaluate(samples, score)
     sums = []
     for rank in range(3):
-        evaluate(samples, score, rank=rank, world_size=3, reduce_sum=lambda mine: sums.append(mine) or np.ones(3))
+        evaluate(samples, score, rank=rank, world_size=3, reduce_sum=lambda mine: sums.append(mine) or np.ones((3, 2)))
     together = evaluate([], score, reduce_sum=lambda _: np.sum(sums, axis=0))
-    assert together == pytest.approx(alone)
+    assert together == pytest.approx(alone) and 0 < alone["teacher_accuracy"] < 1
 
 
 def test_intervals_end_a_run(config, monkeypatch):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_tools import token_cache
+from data_tools import array_folder, token_cache
 from data_tools.training_set import Sample, TrainingSet
 from headrank.errors import InputError
 from headrank.formats import write_jsonl
@@ -248,7 +248,7 @@ def is_read_only(*_: object, **__: object) -> None:
 def test_a_folder_that_cannot_hold_the_cache_is_named_in_one_line(tmp_path, monkeypatch, encoder, place, name, fault, reason) -> None:
     folder = write_training_files(tmp_path)
     monkeypatch.setattr(place, name, fault)
-    with pytest.raises(token_cache.UnwritableCache) as raised:
+    with pytest.raises(array_folder.UnwritableCache) as raised:
         TrainingSet(folder, encoder)
     expected = f"{folder}/cache: the token cache cannot be written ({reason}); make room or make the folder writable"
     assert str(raised.value) == expected and cache_names(folder) == set()

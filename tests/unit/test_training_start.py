@@ -14,7 +14,7 @@ from headrank.errors import InputError
 from headrank.method.heads import HeadSet
 from megatron_patches import device
 from megatron_patches.shape import ModelShape
-from megatron_patches.training import run_setup
+from megatron_patches.training import data_setup
 from megatron_patches.training.arguments import parse_arguments
 from megatron_patches.training.config import config_from
 from tests.toy_training import ToyJob, make_toy_job
@@ -136,7 +136,7 @@ def test_tokens_are_kept_below_save_where_the_data_cannot_be_written(tmp_path, c
 
 def test_one_rank_that_cannot_write_sends_all_below_save(tmp_path, monkeypatch, caplog):
     job, refusals = make_toy_job(tmp_path), [[None, "elsewhere: cannot be written"], [None, None]]
-    monkeypatch.setattr(run_setup, "gather_from_all", lambda _: refusals.pop(0))
+    monkeypatch.setattr(data_setup, "gather_from_all", lambda _: refusals.pop(0))
     with caplog.at_level(logging.INFO):
         data = open_training_set(job, save=str(tmp_path / "run"))
     assert data.cache.folder.parent == tmp_path / "run" / "token_cache" and "elsewhere: cannot be written" in caplog.text
@@ -144,4 +144,4 @@ def test_one_rank_that_cannot_write_sends_all_below_save(tmp_path, monkeypatch, 
 
 def open_training_set(job: ToyJob, **changes: str) -> object:
     config = replace(config_from(parse_arguments(job.flags()), 1), **changes)
-    return run_setup.open_training_set(config, ModelShape.from_hf(str(job.model)), HeadSet.load(str(job.heads)), str(job.train))
+    return data_setup.open_training_set(config, ModelShape.from_hf(str(job.model)), HeadSet.load(str(job.heads)), str(job.train))
