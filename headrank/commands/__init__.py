@@ -37,6 +37,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "experiment": ("experiment", "a study from its file: run its phases, resume, show what is done"),
     "report": ("report", "tables, figures and one page from a directory of results"),
     "view": ("view", "token-level attention of one query as a self-contained page"),
+    "doctor": ("doctor", "what is installed and used, whether model, heads and store fit, and a remedy for each problem"),
     "plan": ("plan", "rehearse a training job without its hardware: memory, FLOPs, traffic, time"),
 }
 
