@@ -44,6 +44,7 @@ FUSED = {
     "linear_fc2": ("down_proj",),
 }
 CUT_BY_INPUTS = ("o_proj", "down_proj")
+_NETWORK = ("embedding.", "decoder.", "output_layer.")  # what a base model has
 _PARAMETER = re.compile(r"decoder\.layers\.(\d+)\.(?:self_attention|mlp)\.\w+\.adapter\.(\w+)_(lora_[AB])")
 
 
@@ -177,9 +178,10 @@ def _output_size(config: TransformerConfig, projection: str) -> int:
 
 
 def freeze_base(model: torch.nn.Module) -> None:
-    """Only adapters are trained: Megatron then makes neither gradient buffers nor optimizer state for the base."""
+    """Of the network only adapters are trained: Megatron then makes neither gradient buffers nor optimizer state for the base."""
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(parameter.requires_grad and adapter_parameter(name) is not None)
+        if name.startswith(_NETWORK) and adapter_parameter(name) is None:
+            parameter.requires_grad_(False)
 
 
 @torch.no_grad()

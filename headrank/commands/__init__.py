@@ -21,6 +21,7 @@ from headrank.log_level import log_level
 # verb -> (module in this package, one line for --help), in the order of the pipeline
 VERBS: dict[str, tuple[str, str]] = {
     "retrieve": ("retrieve", "first-stage candidates: BM25 over a corpus, as a TREC run"),
+    "import-lists": ("import_lists", "public training sets (RLHN, BGE, Tevatron, MS MARCO triples) -> a collection with labels"),
     "label": ("label", "a teacher's scores of the candidates, as a TREC run: labels without judgements"),
     "pairs": ("pairs", "ALPS: preference pairs of adjacent grades from a collection"),
     "select-heads": ("select_heads", "score every attention head and keep the best K"),
@@ -36,6 +37,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "experiment": ("experiment", "a study from its file: run its phases, resume, show what is done"),
     "report": ("report", "tables, figures and one page from a directory of results"),
     "view": ("view", "token-level attention of one query as a self-contained page"),
+    "doctor": ("doctor", "what is installed and used, whether model, heads and store fit, and a remedy for each problem"),
     "plan": ("plan", "rehearse a training job without its hardware: memory, FLOPs, traffic, time"),
 }
 

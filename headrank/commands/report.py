@@ -162,7 +162,7 @@ def _load_heads(paths: list[str]) -> dict[str, HeadSet]:
 
 
 def _heads_beside(folder: Path) -> dict[str, HeadSet]:
-    """The head sets of a run's folder: heads.before.json, heads.after.json and the like, or, as launch/pipeline.sh leaves them,
+    """The head sets of a run's folder: heads.before.json, heads.after.json and the like, or, as a study leaves them,
     heads.json before training and round-N/heads.json after each round.
     """
     from headrank.method.heads import HeadSet

@@ -1,7 +1,7 @@
 """The numbers printed in the paper, as data: always to be shown as the paper's, never as ours. All in percent.
 
 Tables are kept as they are printed so that they can be compared with the page by eye. Methods and benchmarks carry the names
-of this project's registries; "headrank+..." are the rows of the ablation, named as in launch/ablations.sh.
+of this project's registries; "headrank+..." are the rows of the ablation, named as in configs/ablations.yaml.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class HeadRankCrossEncoder:
         heads: str | None = None,
         device: str | None = None,
         dtype: str | None = None,
-        batch_size: int = 1,
+        batch_size: int | None = None,
         max_length: int | None = None,
         reranker: HeadRankReranker | None = None,
     ) -> None:

@@ -27,7 +27,7 @@ class RerankerSettings:
     heads: str | None = None
     device: str | None = None
     dtype: str | None = None
-    batch_size: int = 1
+    batch_size: int | None = None
     max_length: int | None = None
 
     def load(self) -> HeadRankReranker:

@@ -34,11 +34,13 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def launch(job: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
-    variables = {"NPROC": "4", "BACKEND": "gloo", "TRAIN_ITERS": "100000", "GLOBAL_BATCH_SIZE": "2", "SAVE_INTERVAL": "100000"}
+    variables = {"NPROC": "4", "TRAIN_ITERS": "100000", "GLOBAL_BATCH_SIZE": "2"}
     environment = {**os.environ, **QUIET_ENVIRONMENT, **job, **variables, "PYTHON": sys.executable}
     script = ROOT / "launch" / "train_qwen3_0.6b.sh"
     with open(log, "ab") as output:
-        return subprocess.Popen([script], env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        return subprocess.Popen(
+            [script, "--save-interval", "100000"], env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
 
 
 def finish(process: subprocess.Popen[bytes], log: Path) -> None:

@@ -44,8 +44,21 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    lines = [re.sub(r"^\[[\w.-]+\] ", "", line) for line in done.stdout.splitlines()]
-    return [shlex.split(line, comments=True) for line in lines]
+    found = [shlex.split(line, comments=True) for line in done.stdout.splitlines()]
+    studies = [words[1:] for words in found if words[:3] == ["headrank", "experiment", "run"]]
+    return found + [words for study in studies for words in commands_of_study(study)]
+
+
+def commands_of_study(words: list[str]) -> list[list[str]]:
+    """What a study would start; what it does by Python calls is left out."""
+    from headrank.commands import build_verb_parser
+    from headrank.experiments.phases import Command, select_phases
+    from headrank.experiments.plan_study import plan_study
+    from headrank.experiments.study_file import read_study
+
+    args = build_verb_parser("experiment").parse_args(words[1:])
+    chosen = select_phases(plan_study(read_study(ROOT / args.study, args.changes)).phases, args.only)
+    return [list(phase.action.words) for phase in chosen if isinstance(phase.action, Command)]
 
 
 def test_every_headrank_command_of_the_page_parses(commands: list[list[str]]) -> None:
@@ -55,7 +68,7 @@ def test_every_headrank_command_of_the_page_parses(commands: list[list[str]]) ->
     calls += [words[3:] for words in commands if words[1:3] == ["-m", "headrank"]]
     for verb, *arguments in calls:
         build_verb_parser(verb).parse_args(arguments)
-    assert {call[0] for call in calls} == {"plan", "retrieve", "pairs", "select-heads", "export-hf", "benchmark", "report"}
+    assert {call[0] for call in calls} == {"plan", "experiment", "retrieve", "pairs", "select-heads", "export-hf", "benchmark", "report"}
 
 
 def test_every_training_run_of_the_page_is_the_papers(commands: list[list[str]]) -> None:
@@ -68,7 +81,7 @@ def test_every_training_run_of_the_page_is_the_papers(commands: list[list[str]])
         if place is not None:
             assert words[words.index("--nproc-per-node") + 1] == "8"
             runs.append(config_from(parse_arguments(words[place + 1 :]), world_size=8))
-    assert len(runs) == 2, "the pipeline and the launcher"
+    assert len(runs) == 3, "the study, twice, and the launcher"
     for config in runs:
         assert (config.tensor_parallel, config.global_batch_size, config.pairs_per_context) == (4, 32, 1)
         assert (config.schedule.lr, config.schedule.clip_grad, config.epoch_unit) == (1e-5, 5.0, "pairs")
@@ -78,5 +91,7 @@ def test_every_training_run_of_the_page_is_the_papers(commands: list[list[str]])
 
 def test_the_scripts_and_pages_that_the_page_names_exist() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    named = set(re.findall(r"launch/[\w./]+\.(?:sh|sbatch)", text)) | {f"docs/{link}" for link in re.findall(r"\]\(([\w.]+)\)", text)}
+    named = set(re.findall(r"(?:launch|configs)/[\w./]+\.(?:sh|sbatch|yaml)", text)) | {
+        f"docs/{link}" for link in re.findall(r"\]\(([\w.]+)\)", text)
+    }
     assert len(named) >= 6 and not [name for name in named if not (ROOT / name).exists()]

@@ -228,3 +228,33 @@ def test_a_depth_that_gives_the_same_lists_again_is_left_out() -> None:
     make_collection(Path("toy"), {"q1": [1] * 20, "q2": [0] * 12})
     plan = planned(benchmarks={"toy": {"collection": "toy", "depths": [10, 20, 40]}}, measure=rows({"method": "icr"}))
     assert [each.cell.depth for each in plan.cells] == [10, 20]
+
+
+def test_without_held_out_queries_the_last_checkpoint_is_exported_and_with_them_the_best() -> None:
+    def source(plan: StudyPlan) -> str:
+        parts = words(plan, "export")
+        return parts[parts.index("--checkpoint") + 1]
+
+    assert source(planned()) == "out/round-1/train"
+    plan = planned("data.held_out_queries=held.qids", "held_out_pairs={depth: 7}")
+    assert source(plan) == "out/round-1/train/best"
+    assert "--only held.qids --depth 7" in " ".join(words(plan, "held-out")) and "--depth 100" in " ".join(words(plan, "pairs"))
+
+
+def test_given_heads_are_trained_and_not_selected_before() -> None:
+    plan = planned("heads.file=given.json")
+    assert "heads" not in names(plan) and "reselect" in names(plan)
+    train = words(plan, "train")
+    assert train[train.index("--headrank-heads") + 1] == "given.json"
+    assert Path("given.json") in next(phase for phase in plan.phases if phase.name == "train").external
+
+
+def test_a_truncated_model_is_cut_out_of_the_checkpoint_and_a_whole_one_copied() -> None:
+    assert "--exported" in words(planned(), "model") and "--truncate" not in words(planned(), "model")
+    cut = words(planned("export.truncate=true"), "model")
+    assert "--truncate" in cut and cut[cut.index("--checkpoint") + 1] == "out/round-1/train" and "--exported" not in cut
+
+
+def test_checkpoints_that_are_not_kept_go_after_the_last_phase_that_reads_them() -> None:
+    plan = planned("training.keep_checkpoints=false")
+    assert next(phase for phase in plan.phases if phase.name.startswith("discard")).needs == ("model",)

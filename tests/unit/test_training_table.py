@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from headrank.commands import main
-from megatron_patches.training.arguments import parse_arguments
-from megatron_patches.training.config import config_from
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def write_log(folder: Path, *measured: tuple[int, float, float]) -> None:
@@ -77,26 +70,8 @@ def test_measures_of_different_steps_are_never_paired(tmp_path: Path, capsys: py
     assert f"metrics.jsonl:4: '{next(iter(changes))}' is no number" in capsys.readouterr().err
 
 
-def test_every_row_of_the_tuning_is_accepted_by_the_real_parser_and_changes_one_thing(tmp_path: Path) -> None:
-    rows = [line.split("\t")[0] for line in (ROOT / "launch" / "tune.tsv").read_text().splitlines() if not line.startswith("#")]
-    heads = tmp_path / "heads.json"
-    variables = {"DRY_RUN": "1", "VALID_QUERIES": "valid.qids", "OUTPUT": str(tmp_path), "HEADS": str(heads)}
-    done = subprocess.run([ROOT / "launch" / "tune.sh"], env={**os.environ, **variables}, capture_output=True, text=True, check=True)
-    commands = [shlex.split(line) for line in done.stdout.splitlines() if "pretrain_headrank.py" in line]
-    configs = {}
-    for command in commands:
-        config = config_from(parse_arguments(command[command.index("pretrain_headrank.py") + 1 :]), world_size=1)
-        configs[Path(config.save or "").name] = {**vars(config), **vars(config.loss), **vars(config.schedule)}
-    assert list(configs) == rows and rows[0] == "default"
-    known = {"scale", "scaling", "objective", "margin", "entropy_weight", "variance_weight", "lr", "pairs_per_context", "seed"}
-    for name, values in configs.items():
-        changed = {key for key, value in values.items() if value != configs["default"][key]} - {"save", "loss", "schedule", "has_own_scale"}
-        # Omega has two weights, a scaling may come with a scale of its own; every other row changes one number
-        assert changed <= known, name
-        assert len(changed) == (name != "default") or changed in ({"entropy_weight", "variance_weight"}, {"scaling", "scale"}), name
-
-
-def test_the_tuning_needs_validation_queries(tmp_path: Path) -> None:
-    clean = {name: value for name, value in os.environ.items() if name != "VALID_QUERIES"}
-    done = subprocess.run([ROOT / "launch" / "tune.sh"], env=clean, capture_output=True, text=True, check=False)
-    assert done.returncode != 0 and "VALID_QUERIES" in done.stderr
+def test_a_run_of_a_study_has_the_name_of_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in ("default/round-1/train", "lr-3e-5/round-1/train", "other/round-2/train"):
+        write_log(tmp_path / folder, (0, 0.5, 0.6), (10, 0.55, 0.6))
+    assert main(["report", "--training", str(tmp_path)]) == 0
+    assert {line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines()[2:]} == {"default", "lr-3e-5", "other/round-2"}
