@@ -107,11 +107,11 @@ def _index(args: argparse.Namespace, folder: Path, corpora: list[Path]) -> int:
 def _late_reader(args: argparse.Namespace) -> LateReader:
     from headrank.passage_store.indexing import index_pairs
     from headrank.reranking.late_reader import LateReader, heads_of_pairs
-    from headrank.reranking.model_sources import resolve_model
     from headrank.reranking.reader import AttentionReader
     from headrank.reranking.reranker import choose_heads
+    from headrank.reranking.shipped_readouts import model_to_read
 
-    model = resolve_model(args.model)
+    model = model_to_read(args.model, args.heads)
     heads = choose_heads(model, args.heads)
     if not heads.prompt.is_late:
         raise InputError(f"these heads read the {heads.prompt.document_layout} layout, and keys can be kept in the late one only")
