@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Generator, Iterable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from headrank.errors import InputError
@@ -70,6 +71,18 @@ def add_store_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGrou
     """--store, --store-add."""
     parser.add_argument("--store", metavar="DIR", help="late heads: passages that 'headrank index' put there are read, not computed")
     parser.add_argument("--store-add", action="store_true", help="add the passages that the store lacks and that had to be computed")
+
+
+def prompt_of(source: str) -> PromptTemplate:
+    """The prompt of --prompt-of: that of a heads.json, or of the heads of an exported model."""
+    from headrank.method.heads import HeadSet
+    from headrank.reranking.reranker import choose_heads
+
+    if not Path(source).is_dir():
+        return HeadSet.load(source).prompt
+    if not (Path(source) / "headrank.json").is_file():
+        raise InputError(f"--prompt-of {source}: no headrank.json there; give a heads.json or a model of 'headrank export-hf'")
+    return choose_heads(source, None).prompt
 
 
 def prompt_from(args: argparse.Namespace, base: PromptTemplate | None = None) -> PromptTemplate:
