@@ -8,10 +8,13 @@ docs/readouts.md and docs/teacher_training.md have the commands that make them; 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrank.errors import InputError
-from headrank.method.heads import HeadSet
 from headrank.reranking.model_sources import EMBEDDED, is_embedded, resolve_model
+
+if TYPE_CHECKING:
+    from headrank.method.heads import HeadSet
 
 FOLDER = Path(__file__).parent / "embedded"
 ADAPTER = FOLDER / "adapter"
@@ -49,4 +52,6 @@ def shipped_readout(name: str, model: str | Path) -> HeadSet:
             f"heads {name!r} are a readout of the embedded model, not of {model}; fit one with 'headrank select-heads --method readout' "
             f"(a file of that name is ./{name})"
         )
+    from headrank.method.heads import HeadSet  # imports torch
+
     return HeadSet.load(shipped_path(name))
