@@ -70,7 +70,7 @@ def _plan_round(
         return places
     best = "best" if lists[1] is not None else ""
     is_adapter = recipe.export.adapter_only
-    words = (*HEADRANK, "export-hf", "--overwrite", "--checkpoint", str(here / "train" / best), "--base", base)
+    words: tuple[str, ...] = (*HEADRANK, "export-hf", "--overwrite", "--checkpoint", str(here / "train" / best), "--base", base)
     words += ("--adapter-only",) if is_adapter else ()
     settings = {"base": base} | ({"adapter_only": True} if is_adapter else {})
     marker = "adapter_config.json" if is_adapter else "config.json"
