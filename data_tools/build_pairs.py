@@ -24,7 +24,7 @@ from headrank.seeds import generator
 
 logger = logging.getLogger(__name__)
 
-MOST_SUBLISTS = 1_000_000  # a slip of the keyboard would otherwise fill the disk
+MAX_SUBLISTS = 1_000_000  # a slip of the keyboard would otherwise fill the disk
 
 
 @dataclass(frozen=True)
@@ -44,19 +44,19 @@ class PairSettings:
 
     def __post_init__(self) -> None:
         if self.depth < 2:
-            raise InputError(f"--depth {self.depth}: a pair needs at least two candidates")
+            raise InputError(f"`depth` {self.depth}: a pair needs at least two candidates")
         if self.judged_only and self.unjudged_as_zero:
-            raise InputError("--judged-only leaves unjudged candidates out, --unjudged-as-zero keeps them; give one")
+            raise InputError("`judged_only` leaves unjudged candidates out, `unjudged_as_zero` keeps them; give one")
         if self.sublists and self.sublist_size[0] < 2:
-            raise InputError(f"--sublist-size {self.sublist_size[0]}: a pair needs at least two candidates")
+            raise InputError(f"`sublist_size` {self.sublist_size[0]}: a pair needs at least two candidates")
         if self.sublist_size[0] > self.sublist_size[1]:
-            raise InputError(f"--sublist-size {self.sublist_size[0]}-{self.sublist_size[1]}: the smallest comes first")
+            raise InputError(f"`sublist_size` {self.sublist_size[0]}-{self.sublist_size[1]}: the smallest comes first")
         if self.sublists_by not in SUBLISTS_BY:
-            raise InputError(f"--sublists-by {self.sublists_by}: not one of {', '.join(SUBLISTS_BY)}")
+            raise InputError(f"`sublists_by` {self.sublists_by}: not one of {', '.join(SUBLISTS_BY)}")
         if self.max_pairs < 0 or self.sublists < 0:
-            raise InputError("--max-pairs-per-query and --sublists cannot be negative")
-        if self.sublists > MOST_SUBLISTS:
-            raise InputError(f"--sublists {self.sublists}: more than {MOST_SUBLISTS:,} of one query; is there a digit too many?")
+            raise InputError("`max_pairs_per_query` and `sublists` cannot be negative")
+        if self.sublists > MAX_SUBLISTS:
+            raise InputError(f"`sublists` {self.sublists}: more than {MAX_SUBLISTS:,} of one query; is there a digit too many?")
 
 
 @dataclass
@@ -127,9 +127,9 @@ def build_pairs(
                 pairs.writelines(json.dumps(pair.to_dict(), ensure_ascii=False) + "\n" for pair in _records(context, chosen))
             counts.append(count)
         if unseen:
-            raise InputError(f"query id {min(unseen)!r} of the --hold-out or --only list is in none of the runs; correct the list")
+            raise InputError(f"query id {min(unseen)!r} of the `hold_out` or `only` list is in none of the runs; correct the list")
         if not any(count.pairs for count in counts):
-            raise InputError("no pairs: no two judged or labelled candidates have adjacent grades; see --depth and --unjudged-as-zero")
+            raise InputError("no pairs: no two judged or labelled candidates have adjacent grades; see `depth` and `unjudged_as_zero`")
         (output / SUMMARY_FILE).unlink(missing_ok=True)  # an older one must not vouch for files of which only some are replaced
         described = {"settings": asdict(settings), "collections": [count.to_dict() for count in counts]}
         json.dump({**described, "labels": provenance} if provenance else described, summary, indent=2)

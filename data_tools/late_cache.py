@@ -18,6 +18,7 @@ import numpy as np
 from data_tools.array_folder import Arrays, ArrayWriter, in_chunks, open_or_build
 from data_tools.contexts import CONTEXTS_FILE, PAIRS_FILE, Context, iterate_contexts_with_pairs
 from data_tools.token_cache import file_digest, tokenizer_digest
+from headrank.artifacts import fingerprint
 from headrank.method.late_prompt import EncodedPassage, EncodedQuery, LateEncoder
 
 FORMAT = 1  # raise when the layout of the files changes
@@ -130,7 +131,7 @@ def late_cache_key(directory: Path, encoder: LateEncoder) -> str:
         "max_length": encoder.max_length,
         "probe": [encoder.opening_ids.tolist(), probe[0].input_ids.tolist(), probe[0].first_row, probe[1].input_ids.tolist()],
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    return fingerprint(parts)
 
 
 def token_digest(tokens: np.ndarray) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 
 from data_tools.array_folder import Arrays, ArrayWriter, in_chunks, open_or_build
 from data_tools.contexts import CONTEXTS_FILE, PAIRS_FILE, iterate_contexts_with_pairs
+from headrank.artifacts import content_digest, fingerprint
 from headrank.errors import InputError
 from headrank.method.late_prompt import LateEncoder
 from headrank.method.ordering import training_order
@@ -146,18 +147,14 @@ def cache_key(directory: Path, encoder: PromptEncoder, permutations: Sequence[in
         "permutations": list(permutations),
         "permutation_seed": seed if any(permutations) else None,
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    return fingerprint(parts)
 
 
 def file_digest(path: Path) -> str:
     """The digest of a whole training file; one that is not there is an InputError."""
     if not path.is_file():
         raise InputError(f"{path}: no such file; make it with 'headrank pairs'")
-    digest = hashlib.blake2b(digest_size=16)
-    with open(path, "rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+    return content_digest(path)
 
 
 def tokenizer_digest(encoder: PromptEncoder | LateEncoder) -> str:

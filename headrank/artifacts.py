@@ -43,13 +43,19 @@ def fingerprint(facts: object) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True, ensure_ascii=False, default=str).encode()).hexdigest()[:16]
 
 
-def content_digest(path: str | os.PathLike[str]) -> str:
-    """Sixteen hex digits of a file's whole content, whatever its size."""
+def content_digest(*paths: str | os.PathLike[str]) -> str:
+    """Sixteen hex digits of the whole content of files, one after the other, whatever their size."""
+    return sha256_of(*paths)[:16]
+
+
+def sha256_of(*paths: str | os.PathLike[str]) -> str:
+    """The sha256 of files, one after the other, read in blocks."""
     digest = hashlib.sha256()
-    with open(path, "rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()[:16]
+    for path in paths:
+        with open(path, "rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 def file_state(path: str | os.PathLike[str]) -> str:

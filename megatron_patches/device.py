@@ -130,7 +130,7 @@ def shutdown() -> None:
 
 
 @contextlib.contextmanager
-def leaving_the_group() -> Iterator[None]:
+def process_group_cleanup() -> Iterator[None]:
     """Leave the groups when the work is done.
 
     After an error only a process that is alone does: NCCL leaves together, and the others may wait in another collective. Their

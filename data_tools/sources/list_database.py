@@ -69,7 +69,7 @@ class ListDatabase:
             return int(cursor.lastrowid or 0)
         if text is not None and known[1] != text:
             raise InputError(
-                f"{place}: {SINGULAR[table]} id {name!r} had another text on an earlier line; give --ids-from-text to name {table} anew"
+                f"{place}: {SINGULAR[table]} id {name!r} had another text on an earlier line; give `ids_from_text` to name {table} anew"
             )
         return int(known[0])
 

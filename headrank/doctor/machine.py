@@ -23,11 +23,11 @@ def look_at_machine(device: str | None = None, dtype: str | None = None) -> list
             f"torch cannot be imported ({str(error).splitlines()[0]})", "install torch again, first and alone: pip install torch"
         )
         return findings.found
-    from headrank.placement import place
+    from headrank.placement import resolve_device
 
     is_plain = dtype in (None, "auto", "int8")
     try:
-        chosen, number_format = place(device, None if is_plain else dtype)
+        chosen, number_format = resolve_device(device, None if is_plain else dtype)
     except InputError as error:
         findings.problem(*split_error(str(error)))
         return findings.found

@@ -41,7 +41,8 @@ class FlexibleMask:
     def of(cls, segment_BS: np.ndarray, device: torch.device | str) -> FlexibleMask:
         """From the segments on the host."""
         num_tiles, tiles = visible_tiles(segment_BS)
-        return cls(*together_on(device, [segment_BS, num_tiles[:, None], tiles[:, None]]))
+        segments, counts, seen = together_on(device, [segment_BS, num_tiles[:, None], tiles[:, None]])
+        return cls(segments, counts, seen)
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, position_ids_BS: torch.Tensor, scale: float, window: int | None
@@ -96,4 +97,5 @@ def _kernel(device_type: str) -> Callable[..., torch.Tensor]:
     """FlexAttention, compiled on a GPU for all lengths at once: without that it makes an S x S matrix."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=True) if device_type == "cuda" else flex_attention
+    kernel: Callable[..., torch.Tensor] = flex_attention  # type: ignore[assignment]  # with return_lse it gives a pair; we do not ask
+    return torch.compile(kernel, dynamic=True) if device_type == "cuda" else kernel

@@ -181,5 +181,5 @@ def top_heads(scores_LH: torch.Tensor, top_k: int) -> tuple[Head, ...]:
         key=lambda pair: (-float(scores_LH[pair]), pair),
     )
     if not 1 <= top_k <= len(ranked):
-        raise InputError(f"--top-k {top_k} is not between 1 and the model's {len(ranked)} heads")
+        raise InputError(f"`top_k` {top_k} is not between 1 and the model's {len(ranked)} heads")
     return tuple(ranked[:top_k])

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from headrank.errors import InputError
-from headrank.files import shown
+from headrank.files import quote
 from headrank.method.prompt import ChatFrame, PromptTemplate, control_tokens, neutralise
 
 MIN_BRANCH_TOKENS = 32  # room for a query of a usual length behind P, or the model is refused at once
@@ -77,7 +77,7 @@ class LateEncoder:
     def encode_query(self, query: str) -> EncodedQuery:
         """Instruction and query; a query that does not fit behind the branch position is an InputError."""
         if not isinstance(query, str):
-            raise InputError(f"a query must be a string, found {type(query).__name__}: {shown(str(query))}")
+            raise InputError(f"a query must be a string, found {type(query).__name__}: {quote(str(query))}")
         cleaned = neutralise(" ".join(query.split()), self._special)
         if not cleaned:
             raise InputError("empty query; give a query with at least one word")
@@ -87,7 +87,7 @@ class LateEncoder:
         reached = self.template.branch_position + len(ids)
         if self.max_length is not None and reached > self.max_length:
             raise InputError(
-                f"query {shown(query)}: its {len(ids)} tokens at position {self.template.branch_position} do not fit the model's "
+                f"query {quote(query)}: its {len(ids)} tokens at position {self.template.branch_position} do not fit the model's "
                 f"{self.max_length} positions; shorten the query"
             )
         return EncodedQuery(ids, first, text=cleaned, offsets=np.clip(offsets[first:] - len(instruction), 0, None))

@@ -21,7 +21,7 @@ from headrank.method.flexible_attention import CALIBRATION_BRANCH, PADDING, QUER
 from headrank.method.spans import EncodedContext
 from headrank.method.transfer import together_on
 
-_MOST_PADDING = 2  # times its tokens that a block may take up in its group
+_MAX_PADDING = 2  # times its tokens that a block may take up in its group
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,10 @@ def segments(contexts: Sequence[EncodedContext], num_tokens: int) -> np.ndarray:
 
 
 def _similar(blocks: list[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
-    """Blocks (length first) in groups from short to long, none more than _MOST_PADDING times as long as another."""
+    """Blocks (length first) in groups from short to long, none more than _MAX_PADDING times as long as another."""
     groups: list[list[tuple[int, int, int]]] = []
     for block in sorted(blocks):
-        if not groups or block[0] > _MOST_PADDING * groups[-1][0][0]:
+        if not groups or block[0] > _MAX_PADDING * groups[-1][0][0]:
             groups.append([])
         groups[-1].append(block)
     return groups

@@ -63,7 +63,7 @@ class RelevanceCurve:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for headrank.json."""
-        shape = {"slope": self.slope, "intercept": self.intercept}
+        shape: dict[str, Any] = {"slope": self.slope, "intercept": self.intercept}
         if self.kind == "isotonic":
             shape = {"scores": list(self.scores), "values": list(self.values)}
         return {"kind": self.kind, **shape, "fit": dict(self.fit)}

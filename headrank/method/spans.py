@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from headrank.errors import InputError
-from headrank.files import shown
+from headrank.files import quote
 from headrank.method.prompt import ChatFrame, PromptTemplate, control_tokens, neutralise
 
 Span = tuple[int, int]  # half-open token range
@@ -65,7 +65,7 @@ class PromptEncoder:
             raise InputError("a late layout has no prompt of query and documents together; its encoder is LateEncoder")
         for query, documents in contexts:
             if not isinstance(query, str):
-                raise InputError(f"a query must be a string, found {type(query).__name__}: {shown(str(query))}")
+                raise InputError(f"a query must be a string, found {type(query).__name__}: {quote(str(query))}")
             if not query.strip():
                 raise InputError("empty query; give a query with at least one word")
             if not documents:
@@ -201,12 +201,12 @@ class PromptEncoder:
             limit -= max(1, excess // len(spans))  # a cut may split a token in two: take a little more
         if self.template.is_parallel:
             raise InputError(
-                f"query {shown(query)}: the query leaves no room for a document of {MIN_DOCUMENT_TOKENS} tokens in the model's context of "
+                f"query {quote(query)}: the query leaves no room for a document of {MIN_DOCUMENT_TOKENS} tokens in the model's context of "
                 f"{self.max_length} tokens; shorten the query"
             )
         raise InputError(
-            f"query {shown(query)}: {len(ranges)} documents do not fit the model's context of {self.max_length} tokens even at "
-            f"{MIN_DOCUMENT_TOKENS} tokens each; rank fewer documents (--depth) or shorten the query"
+            f"query {quote(query)}: {len(ranges)} documents do not fit the model's context of {self.max_length} tokens even at "
+            f"{MIN_DOCUMENT_TOKENS} tokens each; rank fewer documents (`depth`) or shorten the query"
         )
 
 

@@ -197,7 +197,7 @@ def index_pairs(text: str, readout_pairs: Sequence[KeyPair], num_groups: int, nu
         layer, colon, group = part.partition(":")
         if not (colon and layer.isdecimal() and group.isdecimal() and int(layer) < num_layers and int(group) < num_groups):
             raise InputError(
-                f"--pairs {part!r} is not LAYER:GROUP of a model with {num_layers} layers and {num_groups} key-value groups; "
+                f"`pairs` {part!r} is not LAYER:GROUP of a model with {num_layers} layers and {num_groups} key-value groups; "
                 "give 'heads', 'all' or such as 3:0,7:2"
             )
         chosen.add((int(layer), int(group)))

@@ -65,7 +65,7 @@ class StoredPassages:
         if self.adds and tuple(late.pairs) != header.pairs:
             raise InputError(
                 f"{self.store.folder}: this reranker computes {len(late.pairs)} of the store's {len(header.pairs)} pairs and cannot add "
-                "passages; leave --store-add out, or index with these heads"
+                "passages; leave `store_add` out, or index with these heads"
             )
         self._late, self._places = late, header.places(late.pairs)
         self._scanner = Scanner(self.form, self._places, late.pair_of_head, header.identity.head_size)

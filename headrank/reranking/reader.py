@@ -18,7 +18,7 @@ from headrank.method.attention import batch_contexts
 from headrank.method.prompt import PromptTemplate
 from headrank.method.spans import EncodedContext, PromptEncoder
 from headrank.model_config import first_line, load_config, text_config, truncate_config
-from headrank.placement import fast_bfloat16, place, use_available_cores
+from headrank.placement import fast_bfloat16, resolve_device, use_available_cores
 from headrank.reranking.capture import Capture, ExitEarly, register
 from headrank.reranking.decoder import Decoder, load_decoder
 from headrank.reranking.decoder_files import DecoderShape, refuse_incomplete
@@ -65,7 +65,7 @@ class AttentionReader:
         """
         model, is_int8 = resolve_model(model), dtype == "int8"
         is_auto = dtype == "auto" or (dtype is None and prompt is not None and prompt.is_late)
-        device, dtype = place(device, "float32" if is_int8 else None if is_auto else dtype)
+        device, dtype = resolve_device(device, "float32" if is_int8 else None if is_auto else dtype)
         if is_auto:
             dtype = _fastest(model, device, dtype)
         tokenizer, loaded, num_layers = _load_plain(model, last_layer, dtype) or _load_with_transformers(model, last_layer, dtype)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrank.errors import InputError
 from headrank.files import require_writable, write_json, write_jsonl
-from headrank.formats import followed_by_unread, read_corpus, write_run
+from headrank.formats import append_unranked, read_corpus, write_run
 from headrank.method.prompt import PromptTemplate
 from headrank.methods import find_method
 from headrank.reranking.rerank_requests import Request
@@ -105,7 +105,7 @@ def _write_target(
     ranked: dict[str, list[tuple[str, float]]] = {}
     for request, row in zip(requests, rows, strict=True):
         pairs = sorted(zip(row["doc_ids"], row["scores"], row["ranks"], strict=True), key=lambda item: (-item[1], item[2]))
-        ranked[request.query_id] = followed_by_unread([(doc_id, score) for doc_id, score, _ in pairs], request.rest)
+        ranked[request.query_id] = append_unranked([(doc_id, score) for doc_id, score, _ in pairs], request.rest)
     Path(target.output).parent.mkdir(parents=True, exist_ok=True)
     if target.scores:
         write_jsonl(target.scores, rows)

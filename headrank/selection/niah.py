@@ -148,7 +148,7 @@ class NiahSelection:
         if limit is not None and len(prompt_ids) + self.max_new_tokens > limit:
             raise InputError(
                 f"niah: a haystack and its question take {len(prompt_ids)} tokens, and the model's context is {limit} with the answer; "
-                "give shorter haystacks (--haystack-words)"
+                "give shorter haystacks (`haystack_words`)"
             )
         own = model.generation_config.eos_token_id
         stop = {tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None}
@@ -178,6 +178,6 @@ class NiahSelection:
         if not self.scores.count:
             raise InputError(
                 f"niah: none of {self.asked} needle questions was answered, so no copying was seen; give shorter haystacks "
-                "(--haystack-words), more needles (--needles) or a stronger model"
+                "(`haystack_words`), more needles (`needles`) or a stronger model"
             )
         return {"copy_score": self.scores.value("an answered needle")}

@@ -26,7 +26,7 @@ class QRSelection:
     def __init__(self, gold_grade: int = 1, is_calibrated: bool = True) -> None:
         """Documents of at least ``gold_grade`` are gold; uncalibrated masses are only a switch for experiments."""
         if gold_grade < 1:
-            raise InputError(f"--gold-grade {gold_grade} must be at least 1")
+            raise InputError(f"`gold_grade` {gold_grade} must be at least 1")
         self.gold_grade, self.is_calibrated, self.masses = gold_grade, is_calibrated, RunningMean()
 
     def settings(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class ApiKeys:
                 raise InputError(f"{path}:{number}: a key has at least {_SHORTEST_KEY} ASCII characters and no spaces; make a longer one")
             keys.append(key)
         if not keys:
-            raise InputError(f"{path}: holds no key; write one a line, or leave --api-key-file out")
+            raise InputError(f"{path}: holds no key; write one a line, or leave `api_key_file` out")
         if os.stat(path).st_mode & (stat.S_IRGRP | stat.S_IROTH):
             _log.warning("%s can be read by other users of this machine; chmod 600 keeps the keys to yourself", path)
         return cls(tuple(keys))

@@ -65,7 +65,7 @@ def bind(settings: ServeSettings) -> socket.socket:
         listener.bind((settings.host, settings.port))
     except OSError as error:
         listener.close()
-        raise InputError(f"--host {settings.host} --port {settings.port}: {error.strerror or error}; choose another") from error
+        raise InputError(f"`host` {settings.host} `port` {settings.port}: {error.strerror or error}; choose another") from error
     listener.set_inheritable(True)
     return listener
 

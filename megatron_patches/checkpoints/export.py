@@ -163,7 +163,7 @@ def _check_same_model(directory: Path, about: Mapping[str, Any], shape: ModelSha
 def _finished_directory(request: ExportRequest) -> Iterator[Path]:
     """A hidden sibling of the output that takes its name on success and vanishes on failure. Collective."""
     is_first, partial = dist.get_rank() == 0, hidden_beside(request.output)
-    check_output(request.output, request.can_overwrite, {"--checkpoint": request.checkpoint, "--base": request.base})
+    check_output(request.output, request.can_overwrite, {"`checkpoint`": request.checkpoint, "`base`": request.base})
     if is_first:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)

@@ -19,6 +19,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from data_tools.contexts import CONTEXTS_FILE, PAIRS_FILE
 from data_tools.list_mixture import parse_shares
+from headrank.artifacts import sampled_digest
 from headrank.errors import InputError
 from headrank.formats import write_json
 from headrank.method.heads import HeadSet
@@ -28,7 +29,6 @@ from megatron_patches.checkpoints.weights import load_hf_weights
 from megatron_patches.lora import reset_adapters
 from megatron_patches.readout_weights import PARAMETER
 from megatron_patches.training.config import TrainingConfig, changed_fields
-from megatron_patches.training.reference import files_fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class RunCheckpoints:
             if self.resume_iteration is None:
                 raise InputError(f"--load {config.load}: no complete checkpoint there; correct the path or remove the flag")
         folders, _ = parse_shares(config.train_data, "--train-data-path")
-        self.data = files_fingerprint(Path(folder) / name for folder in folders for name in (CONTEXTS_FILE, PAIRS_FILE))
+        self.data = sampled_digest(Path(folder) / name for folder in folders for name in (CONTEXTS_FILE, PAIRS_FILE))
         _require_no_folders(config.save)
         if config.save is not None and torch.distributed.get_rank() == 0:
             for remains in [*Path(config.save).glob(".removed-*"), *Path(config.save).glob(".saving-*")]:

@@ -18,7 +18,7 @@ from headrank.reranking.model_sources import is_adapter_folder
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 _DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64", torch.int64: "I64"}
-_MOST_MAPPED = 16 << 20  # bytes read from a file before it is closed and opened again
+_MAX_MAPPED = 16 << 20  # bytes read from a file before it is closed and opened again
 _BASE_PREFIX = "model."  # a directory saved from the bare decoder (AutoModel) leaves it out
 
 
@@ -66,7 +66,7 @@ class SafetensorsReader:
             tensor = (part[start:stop] if axis == 0 else part[:, start:stop]).clone()
             del part  # it would keep the file mapped
         self._mapped += tensor.nbytes
-        if self._mapped > _MOST_MAPPED:
+        if self._mapped > _MAX_MAPPED:
             self.close()
         return tensor
 

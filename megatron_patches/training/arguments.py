@@ -279,7 +279,7 @@ HEADRANK_FLAGS: list[Flag] = [
 ]
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> OneLineParser:
     """All flags, grouped as Megatron groups them, ours in one group at the end."""
     parser = OneLineParser(
         prog="pretrain_headrank.py",

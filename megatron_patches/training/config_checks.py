@@ -15,10 +15,10 @@ from pathlib import Path
 from headrank.errors import InputError
 from headrank.files import require_writable
 
-MOST_PERMUTATIONS = 100
+MAX_PERMUTATIONS = 100
 _LARGEST_INTEGER = 2**31 - 1
 _MINUTES_OF_A_YEAR = 525_600
-_MOST_EPOCHS = 1_000_000
+_MAX_EPOCHS = 1_000_000
 _REQUIRED = ("headrank_model", "headrank_heads", "train_data_path", "lr")
 
 # what a value that is given must satisfy, in words, and the attributes it holds for
@@ -34,10 +34,10 @@ _RANGES: list[tuple[Callable[[float], bool], str, tuple[str, ...]]] = [
         "headrank_alpha", "headrank_beta", "headrank_gamma", "headrank_eta", "headrank_margin", "headrank_lora_rank")),
     (lambda value: 0 <= value < 1, "must be at least 0 and below 1", ("adam_beta1", "adam_beta2", "lr_warmup_fraction")),
     (lambda value: 0 < value <= _MINUTES_OF_A_YEAR, f"must be from 1 to {_MINUTES_OF_A_YEAR}, a year", ("distributed_timeout_minutes",)),
-    (lambda value: 0 < value <= _MOST_EPOCHS, f"must be above 0 and at most {_MOST_EPOCHS}", ("headrank_epochs",)),
+    (lambda value: 0 < value <= _MAX_EPOCHS, f"must be above 0 and at most {_MAX_EPOCHS}", ("headrank_epochs",)),
     (lambda value: value >= 2, "must be at least 2", ("headrank_passages_per_query",)),
-    (lambda value: 0 <= value <= MOST_PERMUTATIONS, (
-        f"must be from 0 to {MOST_PERMUTATIONS}: each is another order of every list to score and to keep"), ("headrank_permutations",)),
+    (lambda value: 0 <= value <= MAX_PERMUTATIONS, (
+        f"must be from 0 to {MAX_PERMUTATIONS}: each is another order of every list to score and to keep"), ("headrank_permutations",)),
 ]  # fmt: skip
 
 

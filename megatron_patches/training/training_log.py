@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headrank.errors import InputError
-from headrank.files import shown
+from headrank.files import quote
 from headrank.formats import atomic_write
 from headrank.log_level import log_level
 from megatron_patches.training.config import TrainingConfig
@@ -134,7 +134,7 @@ def _lines_until(file: Path, iteration: int) -> list[bytes] | None:
             logger.info("%s:%d: half a line, left out", file, number)
             continue
         if not isinstance(row, dict) or type(row.get("iteration")) is not int:
-            found = shown(line.decode("utf-8").strip())
+            found = quote(line.decode("utf-8").strip())
             raise InputError(f"{file}:{number}: {found} is no event with a whole 'iteration'; delete the line, or move the file away")
         if row["iteration"] <= iteration:
             kept.append(line.rstrip(b"\r\n") + b"\n")
