@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from headrank.method.distillation import teacher_loss
+from headrank.method.list_places import middle_places
 from headrank.method.loss_settings import LossSettings
 
 SMALLEST_SPREAD = 1e-12  # a list of equal scores has no spread to divide by; it stays as it is
@@ -79,14 +80,13 @@ def score_entropy(scores_N: torch.Tensor, temperature: float = 1.0) -> torch.Ten
 
 
 def middle_zone(retrieval_ranks_N: torch.Tensor) -> torch.Tensor:
-    """The documents between the 25th and 75th percentile of the retriever's order, ascending: ranks 11-30 of 40, 6-15 of 20.
+    """The documents between the 25th and 75th percentile of the retriever's order, ascending.
 
     It follows retrieval ranks whatever the order in the prompt; gaps in the ranks (filtered documents) do not matter. Indices and not
     a mask: a GPU would have to wait until the mask is counted.
     """
-    num_documents = len(retrieval_ranks_N)
     by_rank_N = torch.argsort(retrieval_ranks_N, stable=True)
-    return by_rank_N[num_documents // 4 : 3 * num_documents // 4].sort().values
+    return by_rank_N[middle_places(len(retrieval_ranks_N))].sort().values
 
 
 def middle_variance(scores_N: torch.Tensor, retrieval_ranks_N: torch.Tensor) -> torch.Tensor:

@@ -13,10 +13,11 @@ import pytest
 from headrank.errors import InputError
 from headrank.formats import Collection
 from headrank.method.heads import HeadSet
+from headrank.method.list_places import ndcg
 from headrank.method.prompt import PromptTemplate
 from headrank.reranking.reader import AttentionReader
 from headrank.selection.core import CoreSelection
-from headrank.selection.qr import QRNdcgSelection, QRSelection, ndcg_of_heads
+from headrank.selection.qr import QRNdcgSelection, QRSelection
 from headrank.selection.selection import (
     EntropySelection,
     HeadPolicy,
@@ -202,7 +203,7 @@ def test_qr_ndcg_ranks_every_list_by_one_head_on_calibrated_masses(reader, conte
 
 def test_ndcg_of_a_hand_computed_list_with_a_tie() -> None:
     masses = np.array([[[0.1, 0.5, 0.5, 0.2]]])  # ranks documents 1, 2, 3, 0
-    found = ndcg_of_heads(masses, (3, None, 1, 0))
+    found = ndcg(masses, (3, None, 1, 0))
     assert found[0, 0] == pytest.approx((1 / math.log2(3) + 3 / math.log2(5)) / (3 + 1 / math.log2(3)))
 
 
