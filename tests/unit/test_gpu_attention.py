@@ -77,7 +77,6 @@ def test_products_of_a_few_rows_equal_masked_attention(monkeypatch, layout, dtyp
 @pytest.mark.parametrize("window", [None, 24])
 def test_flexible_attention_gives_the_context_and_gradients_of_the_gathered_blocks(monkeypatch, window) -> None:
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)  # it refuses gradients on a CPU; eager can
-    monkeypatch.setattr()
     ids_BS, gathered = batch_contexts(contexts("parallel"), pad_to=300)
     _, flexible = batch_contexts(contexts("parallel"), pad_to=300, is_flexible=True)
     assert gathered.blocks.flexible is None and flexible.blocks.flexible is not None

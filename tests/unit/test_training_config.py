@@ -11,9 +11,11 @@ from headrank.errors import InputError
 from headrank.lora_settings import LoraSettings
 from headrank.method.heads import HeadSet
 from megatron_patches.shape import ModelShape
-from megatron_patches.training.arguments import HEADRANK_FLAGS, MEGATRON_FLAGS, build_parser, parse_arguments
+from megatron_patches.training.arguments import build_parser, parse_arguments
 from megatron_patches.training.config import changed_fields, check_heads, config_from
 from megatron_patches.training.config_checks import check_machine
+from megatron_patches.training.headrank_flags import HEADRANK_FLAGS
+from megatron_patches.training.megatron_flags import MEGATRON_FLAGS
 from tests.tiny_models import tiny_config
 
 REQUIRED = ["--headrank-model", "m", "--headrank-heads", "h.json", "--train-data-path", "d", "--lr", "1e-5"]
