@@ -1,4 +1,4 @@
-"""contexts.jsonl and pairs.jsonl: one candidate list a line, and the preferences within it."""
+"""contexts.jsonl and pairs.jsonl: one candidate list per line, and the preferences within it."""
 
 from __future__ import annotations
 

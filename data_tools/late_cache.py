@@ -1,7 +1,7 @@
 """Lists of the late layout tokenised once: every different passage once, every context's query, memory-mapped.
 
 A passage's tokens depend on its text and the prompt alone, so a passage that stands in many lists is stored once. While a cache
-is built a table of digests (some hundred bytes a passage) is in memory; reading needs none.
+is built a table of digests (some hundred bytes per passage) is in memory; reading needs none.
 """
 
 from __future__ import annotations

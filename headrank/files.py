@@ -176,7 +176,7 @@ def quote(line: str, limit: int = 80) -> str:
 
 
 def write_jsonl(path: str | os.PathLike[str], rows: Iterable[Mapping]) -> None:
-    """Write one JSON object a line, keys in the given order."""
+    """Write one JSON object per line, keys in the given order."""
     with atomic_write(path) as stream:
         for row in rows:
             stream.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -115,7 +115,7 @@ class HeadRankCoreAttention(MegatronModule):
         packed_seq_params: PackedSeqParams | None = None,
         **_: Any,
     ) -> torch.Tensor:
-        """Context [S, B, P*D] of query [S, B, P, D] over key and value [S, B, G, D], causal unless documents stand side by side."""
+        """Context [S, B, P*D] of query [S, B, P, D] over key and value [S, B, G, D], causal except in the parallel layout."""
         capture = packed_seq_params if isinstance(packed_seq_params, (RowCapture, LateCapture)) else None
         if capture is None and packed_seq_params is not None:
             raise NotImplementedError("HeadRank's core attention does not take packed (thd) sequences")
@@ -150,7 +150,7 @@ class HeadRankCoreAttention(MegatronModule):
 
 
 class FusedHeadRankCoreAttention(HeadRankCoreAttention):
-    """The same with Transformer Engine's fused attention for the causal context; documents side by side are SDPA's here too."""
+    """The same with Transformer Engine's fused attention for the causal context; the parallel layout is SDPA's here too."""
 
     def _build_fused(self, **arguments: Any) -> torch.nn.Module:
         from megatron.core.extensions.transformer_engine import TEDotProductAttention

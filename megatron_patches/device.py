@@ -1,6 +1,6 @@
 """The only module that knows whether CUDA exists: process groups, seeds, and the CPU backend of Megatron-Core.
 
-With CUDA nothing is shimmed: nccl, one GPU a process. Without it the real megatron-core runs over gloo behind a small set of
+With CUDA nothing is shimmed: nccl, one GPU per process. Without it the real megatron-core runs over gloo behind a small set of
 stand-ins for ``torch.cuda``. They are installed by an explicit call (``initialize`` or ``install_cpu_backend``), never at
 import, and only on a machine without CUDA.
 """

@@ -35,7 +35,7 @@ class PackedRows:
     slot_of_token_S: torch.Tensor  # a token's own slot; the opening's are those in front of the first row
     is_own_slot_F: torch.Tensor  # neither padding nor a repetition of the opening
     is_token_S: torch.Tensor  # whether the token belongs to the opening or a row
-    opening_slots_OB: torch.Tensor  # the slots of each opening token, one a row
+    opening_slots_OB: torch.Tensor  # the slots of each opening token, one per row
 
     @classmethod
     def of(

@@ -1,6 +1,6 @@
 """Score every attention head of a model on judged candidate lists and keep the best K.
 
-One forward a list serves every relevant document in it. Writes heads.json (ranked table of all heads, the chosen K, l_max,
+One forward per list serves every relevant document in it. Writes heads.json (ranked table of all heads, the chosen K, l_max,
 what it was computed from) and a picture of the head map beside it. The same input gives the same file, byte for byte.
 Several methods (or all) share the forwards and write one file each: heads.entropy.json, heads.core.json, heads.qr.json, ...
 --method readout instead fits a weight to every head, on grades or on a teacher's scores: commands/select_readout.py.
@@ -92,8 +92,8 @@ def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
     for name in ("queries", "corpus", "qrels", "run"):
         group.add_argument(f"--{name}", metavar="FILE", help=f"with at most one collection: {name} instead of its own")
     chosen = group.add_mutually_exclusive_group()
-    chosen.add_argument("--only", metavar="FILE", help="query ids, one a line, to use; all others are left out")
-    chosen.add_argument("--hold-out", metavar="FILE", help="query ids, one a line, to leave out")
+    chosen.add_argument("--only", metavar="FILE", help="query ids, one per line, to use; all others are left out")
+    chosen.add_argument("--hold-out", metavar="FILE", help="query ids, one per line, to leave out")
 
 
 def _add_order_arguments(group: argparse._ArgumentGroup) -> None:
@@ -138,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _attention_selection(args: argparse.Namespace, methods: list[str]) -> list[HeadSet]:
-    """All policies that read prefill attention, from one forward a list."""
+    """All policies that read prefill attention, from one forward per list."""
     from headrank.selection.selection import accumulate
     from headrank.selection.statistics import StatisticsCache, reader_key
 

@@ -1,6 +1,6 @@
 """headrank select-heads --method readout: fit a weight per head to labelled lists, by log mass, in any layout.
 
-One forward a list gives the statistics of all heads; every depth, budget, floor and L2 is then tried on these. Prints the table of
+One forward per list gives the statistics of all heads; every depth, budget, floor and L2 is then tried on these. Prints the table of
 nested cross-validation and writes heads.json with the cheapest readout within --tolerance of the best, fitted on all lists.
 """
 
@@ -143,7 +143,7 @@ def _reader(args: argparse.Namespace) -> tuple[AttentionReader, PromptTemplate]:
 def _statistics(
     args: argparse.Namespace, reader: AttentionReader, prompt: PromptTemplate, lists: list[ReadoutList], num_layers: int
 ) -> list[ReadoutStatistics]:
-    """One forward a list, or what an earlier run kept."""
+    """One forward per list, or what an earlier run kept."""
     from headrank.selection.readout_statistics import LateStatistics, PromptStatistics, ReadoutStatisticsCache
     from headrank.selection.statistics import reader_key
 

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("who may ask")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)")
     group.add_argument("--port", type=_port, default=8000, help="port (default 8000; 0 lets the system choose)")
-    group.add_argument("--api-key-file", metavar="FILE", help="keys that are let in, one a line, as 'Authorization: Bearer KEY'")
+    group.add_argument("--api-key-file", metavar="FILE", help="keys that are let in, one per line, as 'Authorization: Bearer KEY'")
     group.add_argument(
         "--open-to-anyone", action="store_true", help="listen on an address that others can reach, without keys (behind a proxy that asks)"
     )

@@ -23,7 +23,7 @@ ORDERS = ("retriever", "reversed", "shuffled")
 
 @dataclass(frozen=True)
 class MatrixBenchmark:
-    """A collection to rerank: its folder, candidates a query, measures (the leading one first), treatment of missing queries."""
+    """A collection to rerank: its folder, candidates per query, measures (the leading one first), treatment of missing queries."""
 
     name: str
     collection: Path
@@ -81,7 +81,7 @@ def plan_cells(
     depths: Sequence[int] = (),
     orders: Sequence[str] = ("retriever",),
 ) -> list[MatrixCell]:
-    """All cells in a fixed order; a first-stage method once a benchmark and depth, where the run is its own.
+    """All cells in a fixed order; a first-stage method once per benchmark and depth, where the run is its own.
 
     What cannot run is refused before anything does.
     """

@@ -76,7 +76,7 @@ def batch_contexts(
 ) -> tuple[torch.Tensor, BranchLayout]:
     """Right-pad contexts into input_ids_BS and their layout; ``pad_to`` fixes S.
 
-    ``is_flexible`` takes FlexAttention where documents stand side by side: for training on a GPU, where its compiler's minute pays.
+    ``is_flexible`` takes FlexAttention in the parallel layout: for training on a GPU, where its compiler's minute pays.
     """
     num_tokens = max(context.length for context in contexts)
     num_tokens = num_tokens if pad_to is None else max(pad_to, num_tokens)

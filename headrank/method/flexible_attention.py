@@ -1,4 +1,4 @@
-"""Documents side by side in one kernel: torch's FlexAttention with a mask of blocks, on GPUs.
+"""The parallel layout in one kernel: torch's FlexAttention with a mask of blocks, on GPUs.
 
 The plain way (attention.py) gathers documents of similar length, attends to each group and puts the parts back together. On a GPU
 the gradient of every gather is a sort and an accumulation. Here nothing is moved: one kernel over the whole sequence leaves out the

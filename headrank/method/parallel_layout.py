@@ -44,7 +44,7 @@ class DocumentBlocks:
 
 
 def block_positions(context: EncodedContext) -> np.ndarray:
-    """Position ids [S]: blocks side by side after the opening, both branches after the longest block."""
+    """Position ids [S]: all blocks begin after the opening, both branches after the longest block."""
     positions = np.arange(context.length)
     bounds = block_bounds(context)
     for start, end in bounds:

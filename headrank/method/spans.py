@@ -155,7 +155,7 @@ class PromptEncoder:
         )
 
     def _positions(self, offsets: np.ndarray, ranges: Sequence[Span]) -> int:
-        """Positions that a prefix takes: one a token, or those of the opening and the longest document side by side."""
+        """Positions that a prefix takes: one per token, or those of the opening and the longest document in the parallel layout."""
         if not self.template.is_parallel:
             return len(offsets)
         starts = [_tokens_in(offsets, *span)[0] for span in ranges]
@@ -168,7 +168,7 @@ class PromptEncoder:
         spans = [_tokens_in(offsets, *span) for span in ranges]
         lengths = np.array([end - start for start, end in spans])
         limit = _even_limit(lengths, room - (len(offsets) - int(lengths.sum())))
-        if self.template.is_parallel:  # side by side, no document takes room from another
+        if self.template.is_parallel:  # no document takes room from another
             limit = room - (self._positions(offsets, ranges) - int(lengths.max()))
         while limit >= min(MIN_DOCUMENT_TOKENS, int(lengths.max())):
             pieces = []

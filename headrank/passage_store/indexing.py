@@ -128,7 +128,7 @@ def _estimate(header: StoreHeader, found: Survey, sample: Sequence[torch.Tensor]
     seconds = tokens * seconds_per_token / world_size
     return (
         f"{found.num_missing:,} passages to add ({found.num_present:,} are there), about {tokens / 1e6:.2f} million tokens: about "
-        f"{tokens * header.bytes_per_token / 1e6:,.0f} MB at {header.bytes_per_token:,.0f} bytes a token ({len(header.pairs)} pairs, "
+        f"{tokens * header.bytes_per_token / 1e6:,.0f} MB at {header.bytes_per_token:,.0f} bytes per token ({len(header.pairs)} pairs, "
         f"{header.dtype}, pool {header.pool}), about {seconds / 60:,.1f} minutes"
     )
 

@@ -43,7 +43,7 @@ def model_card(
         kind = f"This directory holds only the {depth} that reranking reads; it cannot generate text."
     else:
         kind = f"All {heads.num_layers} layers are here, so it also loads with plain `AutoModelForCausalLM`; reranking uses {depth}."
-    layout = " Passages are read side by side, so that their order does not change a score." if heads.prompt.is_parallel else ""
+    layout = " It uses the parallel layout: scores do not depend on candidate order." if heads.prompt.is_parallel else ""
     names = ", ".join(head_name(head) for head in heads.heads)
     parts = [
         "\n".join(block),

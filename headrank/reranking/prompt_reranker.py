@@ -115,7 +115,7 @@ class PromptReranker(HeadRankReranker):
 def shared_scores(
     rankers: Sequence[HeadRankReranker], requests: Sequence[tuple[str, Sequence[DocumentLike]]], *, batch_size: int | None = None
 ) -> list[list[ListScores]]:
-    """One forward a batch for several rankers on one reader: for each request, the scores of each ranker.
+    """One forward per batch for several rankers on one reader: for each request, the scores of each ranker.
 
     Late rankers have no forward of a list to share; each computes its own keys.
     """

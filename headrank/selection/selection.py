@@ -188,7 +188,7 @@ def accumulate(
     batch_size: int = 1,
     cache: StatisticsCache | None = None,
 ) -> dict[str, Any]:
-    """Feed every context to every policy that uses it, one forward a context, and return the facts for ``source``.
+    """Feed every context to every policy that uses it, one forward per context, and return the facts for ``source``.
 
     Contexts are added in the order given, cached or not, so a resumed run gives the same bytes. Wrap ``contexts`` in a
     progress bar to show one.

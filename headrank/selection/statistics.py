@@ -106,7 +106,7 @@ class StatisticsCache:
 def reader_key(reader: AttentionReader) -> str:
     """A name for the weights behind a reader: configuration, dtype and samples across every weight file of a directory.
 
-    Sampling 4 MiB a file finds any retrained model without reading gigabytes; a hub name stands for itself.
+    Sampling 4 MiB per file finds any retrained model without reading gigabytes; a hub name stands for itself.
     """
     config = {key: value for key, value in reader.config.to_dict().items() if key not in _DEPTH_AND_NAME} | {"layers": reader.num_layers}
     digest = hashlib.sha256(f"{reader.model.dtype}|{reader.device.type}|{json.dumps(config, sort_keys=True, default=str)}".encode())

@@ -26,7 +26,8 @@ HEADRANK_FLAGS: list[Flag] = [
         "--headrank-document-layout",
         str,
         None,
-        "Documents one after another (sequential) or side by side, where no order of a list changes a score (parallel); by default as in "
+        "Documents one after another (sequential), or each reading the opening and itself, so that scores do not depend on their order "
+        "(parallel); by default as in "
         "the heads' prompt. Heads that were selected in one layout may be trained in the other.",
         choices=list(LAYOUTS),
     ),

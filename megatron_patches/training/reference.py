@@ -1,7 +1,7 @@
 """The reference cache: the frozen model's scores of every context in every order it is trained in, computed once.
 
 Scores depend on the context alone, not on the pair, so no second model is ever in memory. The file is JSON lines: a header with
-the key (model, heads, prompt, tokenizer, chat frame, data, length, precision), then one line a context and order. A file with
+the key (model, heads, prompt, tokenizer, chat frame, data, length, precision), then one line per context and order. A file with
 another key is refused, not used. Work is split over data-parallel ranks; each appends to a part file line by line, so a killed
 run continues where it stopped.
 """

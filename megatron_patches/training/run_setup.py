@@ -112,7 +112,7 @@ def _announce(config: TrainingConfig, shape: ModelShape, heads: HeadSet, data: T
     names = " ".join(head_name(head) for head in heads.heads[:16]) + (" ..." if len(heads.heads) > 16 else "")
     logger.info("core heads (%d): %s", len(heads.heads), names)
     logger.info(
-        "data: %d pairs in %d contexts, %d samples an epoch (%s), %d held-out contexts; %d iterations of %d",
+        "data: %d pairs in %d contexts, %d samples per epoch (%s), %d held-out contexts; %d iterations of %d",
         data.num_pairs,
         data.num_contexts,
         len(data),
