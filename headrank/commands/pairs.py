@@ -1,6 +1,6 @@
 """ALPS: preference pairs of adjacent grades (3 over 2, 2 over 1, 1 over 0) from judged candidates.
 
-Writes contexts.jsonl (one candidate list per line), pairs.jsonl (one preference a line) and pairs.summary.json (settings
+Writes contexts.jsonl (one candidate list per line), pairs.jsonl (one preference per line) and pairs.summary.json (settings
 and counts) to --output and prints the table of what was found. The same input and seed give the same bytes. With --show N
 it prints the N-th context of an existing --output as a person would read it.
 """
@@ -27,9 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="DIR", required=True, help="folder for contexts.jsonl and pairs.jsonl")
     _add_input_arguments(parser)
     group = parser.add_argument_group("pairs")
-    group.add_argument(
-        "--depth", type=positive_int, default=100, metavar="N", help="candidates of a query that count (default 100, the paper's)"
-    )
+    group.add_argument("--depth", type=positive_int, default=100, metavar="N", help="candidates used per query (default 100, the paper's)")
     group.add_argument(
         "--unjudged-as-zero", action="store_true", help="treat candidates without a judgement as grade 0 (default: ignore them)"
     )

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--queries", metavar="FILE", help="queries (id, tab, text) instead of the collection's")
     parser.add_argument("--corpus", metavar="FILE", help="corpus.jsonl or .jsonl.gz instead of the collection's")
     parser.add_argument("--output", metavar="FILE", help="the TREC run to write")
-    parser.add_argument("--engine", choices=["bm25s", "pyserini"], default="bm25s", help="bm25s (default) or Pyserini, where Java is")
+    parser.add_argument("--engine", choices=["bm25s", "pyserini"], default="bm25s", help="bm25s (default) or pyserini (requires Java 21)")
     parser.add_argument("--top-k", type=positive_int, default=100, metavar="N", help="candidates per query (default 100)")
     parser.add_argument("--k1", type=float, default=0.9, help="BM25's k1 (default 0.9)")
     parser.add_argument("--b", type=float, default=0.4, help="BM25's b (default 0.4)")

@@ -88,7 +88,7 @@ def plan_cells(
     for flag, given in (("--methods", methods), ("--depths", depths), ("--orders", orders)):
         twice = [value for value in given if list(given).count(value) > 1]
         if twice:
-            raise InputError(f"{flag}: {twice[0]} is there twice; give it once")
+            raise InputError(f"{flag}: duplicate value {twice[0]}; give it once")
     for method in methods:
         if method.endswith("+"):
             raise InputError(f"--methods {method}: nothing follows the '+'; write METHOD or METHOD+VARIANT")
