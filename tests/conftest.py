@@ -7,6 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# hypothesis would fail an example for taking 200 ms; on a busy machine any first call does
+settings.register_profile("headrank", deadline=None)
+settings.load_profile("headrank")
 
 # Before torch is imported anywhere: spinning threads of several processes on few cores cost minutes.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

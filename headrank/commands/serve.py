@@ -1,6 +1,6 @@
 """Serve reranking over HTTP to clients of Cohere, Jina, vLLM and text-embeddings-inference, all on one port.
 
-The port opens at once; /ready says 200 when the model is loaded. On SIGTERM it finishes the requests it has accepted. Needs the extra 'serve':
+The port opens at once; /ready says 200 when the model is loaded. On SIGTERM accepted requests are finished. Needs the extra 'serve':
 pip install 'headrank[serve]'. Try it: curl http://127.0.0.1:8000/rerank -H 'Content-Type: application/json'
 -d '{"query": "...", "documents": ["...", "..."]}'
 """

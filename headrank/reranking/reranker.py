@@ -130,7 +130,7 @@ class HeadRankReranker(ABC):
     ) -> list[list[dict[str, Any]]]:
         """Rank the documents of many queries."""
         if top_k is not None and top_k < 1:
-            raise InputError(f"top_k {top_k} must be at least 1")
+            raise InputError(f"`top_k` {top_k} must be at least 1")
         ranked = []
         for (_, documents), result in zip(requests, self.score_batch(requests, batch_size=batch_size), strict=True):
             order = sorted(range(len(documents)), key=lambda index: (-result.scores[index], index))[:top_k]
