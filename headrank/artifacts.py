@@ -238,6 +238,12 @@ def _flat(values: Inputs, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...],
     return found
 
 
+def hidden_beside(output: Path) -> Path:
+    """Where a folder is made before it takes its name: on the same disk, so that the rename is one step."""
+    output = output.absolute()
+    return output.with_name(f".{output.name}.partial")
+
+
 @contextlib.contextmanager
 def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A folder to fill, renamed to ``path`` on success; on failure it goes and what had the name stays.
@@ -245,7 +251,7 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     The name of the unfinished folder is the same every time: what a killed process left is removed by the next one.
     """
     output = Path(path)
-    partial = output.absolute().with_name(f".{output.absolute().name}.partial")
+    partial = hidden_beside(output)
     remove(partial)
     try:
         partial.mkdir(parents=True)

@@ -56,13 +56,6 @@ class PositionCurve:
     relevant: np.ndarray  # [N], mean over relevant documents only
     irrelevant: np.ndarray  # [N], mean over the others
 
-    @property
-    def middle_spread(self) -> float:
-        """Relevant minus irrelevant mean score, averaged over the places in the middle zone that have both; NaN if none."""
-        zone = middle_zone(self.positions.tolist())
-        gaps = (self.relevant - self.irrelevant)[zone]
-        return float(np.nanmean(gaps)) if np.isfinite(gaps).any() else float("nan")
-
 
 def score_by_position(rows: Sequence[QueryScores], *, by: str = "positions", relevant_from: int = RELEVANT_FROM) -> PositionCurve | None:
     """Score by position: the mean over queries of the min-max-normalised score of the document at each place.

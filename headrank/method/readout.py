@@ -150,13 +150,3 @@ def weighted_sum(values: torch.Tensor, weights_K: torch.Tensor) -> torch.Tensor:
     """
     with torch.autocast(values.device.type, enabled=False):
         return (values.float() * weights_K.float()).sum(-1)
-
-
-def list_centred(scores_BN: torch.Tensor, num_documents_B: Sequence[int] | None = None) -> torch.Tensor:
-    """Scores minus their list's mean: what can be compared when the row's normaliser was dropped, which shifts a whole list."""
-    if num_documents_B is None:
-        return scores_BN - scores_BN.mean(-1, keepdim=True)
-    counts_B = torch.as_tensor(num_documents_B, device=scores_BN.device)
-    is_real_BN = torch.arange(scores_BN.shape[-1], device=scores_BN.device) < counts_B[:, None]
-    means_B = torch.where(is_real_BN, scores_BN, torch.zeros_like(scores_BN)).sum(-1) / counts_B.clamp_min(1)
-    return scores_BN - means_B[:, None]

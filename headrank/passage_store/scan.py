@@ -29,7 +29,6 @@ from headrank.passage_store.store import Entry
 
 TILE_TOKENS = 8192  # 8 MB of int8 keys at 16 pairs of 64: within the cache of a server's core group
 _LOG2_E = math.log2(math.e)
-_LN_2 = math.log(2.0)
 _FINE = 254  # the second integer's step is the first's divided by this
 
 

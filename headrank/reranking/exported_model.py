@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from headrank.artifacts import atomic_folder
 from headrank.errors import InputError
-from headrank.files import put_in_place, read_json, write_json
+from headrank.files import read_json, write_json
 from headrank.method.heads import HeadSet
 from headrank.reranking.model_card import model_card
 from headrank.reranking.model_sources import is_adapter_folder
@@ -104,12 +105,6 @@ def check_output(output: Path, can_overwrite: bool, sources: Mapping[str, Path])
             raise InputError(f"`output` {output}: holds {name} {source}, which would be removed; choose another directory")
 
 
-def hidden_beside(output: Path) -> Path:
-    """Where a directory is made before it takes its name."""
-    output = output.absolute()
-    return output.with_name(f".{output.name}.partial")
-
-
 def write_failed(output: Path, error: OSError) -> InputError:
     """The line for a disk that takes no more."""
     return InputError(f"`output` {output}: cannot be written ({error.strerror or error}); make room or choose another")
@@ -141,26 +136,21 @@ def replace_heads(
     if heads.l_max >= layers:
         raise InputError(f"`exported` {exported}: was cut to {layers} layers, but a head is in layer {heads.l_max}; give `checkpoint`")
     check_output(output, can_overwrite, {"`exported`": exported, "`base`": base})
-    partial = hidden_beside(output)
-    shutil.rmtree(partial, ignore_errors=True)
     try:
-        shutil.copytree(exported, partial)
-        num_bytes = sum(path.stat().st_size for path in partial.glob("*.safetensors"))
-        write_headrank_files(
-            partial,
-            heads,
-            about["training"],
-            name=name,
-            base=base,
-            base_name=base_name,
-            is_truncated=bool(about["is_truncated"]),
-            adapted=about.get("base"),
-            num_bytes=num_bytes,
-        )
-    except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise write_failed(output, error) from error
-        raise
-    put_in_place(partial, output)
+        with atomic_folder(output) as partial:
+            shutil.copytree(exported, partial, dirs_exist_ok=True)
+            num_bytes = sum(path.stat().st_size for path in partial.glob("*.safetensors"))
+            write_headrank_files(
+                partial,
+                heads,
+                about["training"],
+                name=name,
+                base=base,
+                base_name=base_name,
+                is_truncated=bool(about["is_truncated"]),
+                adapted=about.get("base"),
+                num_bytes=num_bytes,
+            )
+    except OSError as error:
+        raise write_failed(output, error) from error
     return heads

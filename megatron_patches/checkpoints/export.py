@@ -22,12 +22,13 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 
+from headrank.artifacts import hidden_beside
 from headrank.errors import InputError
 from headrank.files import put_in_place
 from headrank.lora_settings import LoraSettings
 from headrank.method.heads import HeadSet
 from headrank.provenance import versions
-from headrank.reranking.exported_model import check_output, check_prompt, copy_companions, hidden_beside, write_failed, write_headrank_files
+from headrank.reranking.exported_model import check_output, check_prompt, copy_companions, write_failed, write_headrank_files
 from headrank.reranking.peft_folder import WEIGHTS_NAME, PeftAdapter, write_adapter
 from megatron_patches.checkpoints.conversion import CheckpointTensors, HfTensors, write_weights
 from megatron_patches.checkpoints.damage import require_undamaged
