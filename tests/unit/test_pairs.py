@@ -183,7 +183,7 @@ def test_held_out_queries_are_left_out_and_an_unknown_one_is_an_error(collection
     ],
 )
 def test_numbers_out_of_range_are_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="--"):
+    with pytest.raises(InputError, match="`"):
         PairSettings(**changes)
 
 
