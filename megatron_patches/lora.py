@@ -57,7 +57,8 @@ def adapter_parameter(name: str) -> tuple[int, str, str] | None:
 def adapter_name(layer: int, projection: str, factor: str) -> str:
     """The name on disk of an adapter's parameter."""
     fused = next(linear for linear, projections in FUSED.items() if projection in projections)
-    return f"decoder.layers.{layer}.{'mlp' if PROJECTIONS[projection] == 'mlp' else 'self_attention'}.{fused}.adapter.{projection}_{factor}"
+    part = "mlp" if PROJECTIONS[projection] == "mlp" else "self_attention"
+    return f"decoder.layers.{layer}.{part}.{fused}.adapter.{projection}_{factor}"
 
 
 def adapted(linear: Any, name: str, settings: LoraSettings | None) -> Any:

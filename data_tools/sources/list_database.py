@@ -20,7 +20,8 @@ _CACHE_KIB = 64 * 1024
 _TABLES = """
 CREATE TABLE queries (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, text TEXT);
 CREATE TABLE passages (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, title TEXT NOT NULL, text TEXT);
-CREATE TABLE candidates (query INTEGER, passage INTEGER, grade INTEGER NOT NULL, score REAL, PRIMARY KEY (query, passage)) WITHOUT ROWID;
+CREATE TABLE candidates (query INTEGER, passage INTEGER, grade INTEGER NOT NULL, score REAL,
+    PRIMARY KEY (query, passage)) WITHOUT ROWID;
 """
 
 

@@ -87,8 +87,8 @@ HEADRANK_FLAGS: list[Flag] = [
         None,
         "The constant, the deviation or the range of scaled scores; ours. By default "
         + ", ".join(f"{scale:g} for {name}" for name, scale in DEFAULT_SCALES.items())
-        + f"; of log masses with fitted weights 1, which are fitted to that scale, with equal weights {EQUAL_LOG_MASS_SCALE:g} over their "
-        "sum.",
+        + "; of log masses with fitted weights 1, which are fitted to that scale, with equal weights "
+        f"{EQUAL_LOG_MASS_SCALE:g} over their sum.",
         metavar="X",
     ),
     switch("--headrank-full-depth", "Build every layer although nothing above l_max is ever trained; for comparison."),
