@@ -73,10 +73,13 @@ def visible_tiles(segment_BS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ends = np.arange(TILE, length + TILE, TILE).clip(max=length) - 1
     lowest, highest = segment_BS[:, : ends[-1] + 1 : TILE], segment_BS[:, ends]
     tile = np.arange(len(ends))
+    # tiles and not tokens: a tile that holds any opening token may be needed by all; too many tiles cost time, one too
+    # few is wrong
     has_opening = (lowest == 0)[:, None, :]
     is_branch = (highest >= QUERY_BRANCH)[:, :, None]
     shares_segment = highest[:, None, :] >= lowest[:, :, None]
     visible = (tile[None, :] <= tile[:, None])[None] & (has_opening | is_branch | shares_segment)
+    # stable: FlexAttention takes the first num_tiles entries, which must be the visible ones in ascending order
     return visible.sum(axis=2).astype(np.int32), np.argsort(~visible, axis=2, kind="stable").astype(np.int32)
 
 
@@ -86,6 +89,7 @@ def _visibility(segment_BS: torch.Tensor, position_ids_BS: torch.Tensor, window:
     def sees(b: torch.Tensor, _: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         own, other = segment_BS[b, q], segment_BS[b, k]
         is_document = other < QUERY_BRANCH
+        # PADDING is above both branches: its rows see every document, and nobody reads them
         visible = (k <= q) & ((other == 0) | (other == own) | ((own >= QUERY_BRANCH) & is_document))
         return visible if window is None else visible & (position_ids_BS[b, q] - position_ids_BS[b, k] < window)
 

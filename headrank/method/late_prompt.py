@@ -66,6 +66,8 @@ class LateEncoder:
         texts = [neutralise(self.template.document_text(*document), self._special) for document in documents]
         return [
             EncodedPassage(
+                # the end is cut and not the query's place moved: a query branch at another position would give the same
+                # passage another score
                 ids[: self.room],
                 is_shortened=len(ids) > self.room,
                 text=text if keep_text else "",
@@ -79,6 +81,7 @@ class LateEncoder:
         cleaned = cleaned_query(query, self._special)
         instruction = self.template.instruction
         ids, offsets = tokenise(self.tokenizer, [instruction + cleaned])[0]
+        # a token that begins in the instruction and ends in the query counts as the query's
         first = int(np.searchsorted(offsets[:, 1], len(instruction), side="right"))
         reached = self.template.branch_position + len(ids)
         if self.max_length is not None and reached > self.max_length:

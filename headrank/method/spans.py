@@ -88,7 +88,9 @@ class PromptEncoder:
         position = len(pieces[0])
         for number, document in enumerate(documents, start=1):
             label = "" if self.template.is_parallel else f"[{number}] "
+            # the number "[3]" is not part of the document: its attention would be counted as the document's
             ranges.append((position + len(label), position + len(label) + len(document)))
+            # the blank line stands behind the last document too, so that every document ends alike
             pieces.append(f"{label}{document}\n\n")
             position += len(pieces[-1])
         return pieces if self.template.is_parallel else ["".join(pieces)], ranges
@@ -129,10 +131,13 @@ class PromptEncoder:
         calibration_ids, calibration_rows = self._calibration
         is_shortened = False
         if self.max_length is not None:
+            # positions and not tokens: both branches restart after the prefix, so only the longer one takes room
             room = self.max_length - max(len(branch_ids), len(calibration_ids))
             if self._positions(offsets, ranges) > room:
                 text, ranges, prefix_ids, offsets = self._shorten(query, text, ranges, offsets, room)
                 is_shortened = True
+        # spans come from character offsets of the whole text: tokenising documents apart would give other tokens at
+        # their edges
         spans = tuple(_tokens_in(offsets, *span) for span in ranges)
         start = len(prefix_ids)
         second = start + len(branch_ids)
@@ -173,6 +178,8 @@ class PromptEncoder:
         while limit >= min(MIN_DOCUMENT_TOKENS, int(lengths.max())):
             pieces = []
             for (first, last), (begin, end) in zip(spans, ranges, strict=True):
+                # cut the text and tokenise again: a prefix of token ids need not be what the tokenizer makes of the cut
+                # text
                 cut = end if last - first <= limit else int(offsets[first + limit - 1][1])
                 pieces.append(text[begin:cut].rstrip())
             new_pieces, new_ranges = self._prefix(pieces)

@@ -82,6 +82,7 @@ def write_targets(
     """Write every target from the finished lines, the first one last: once it is there, all are."""
     targets = job.targets
     everything = {head for ranker in rankers for head in ranker.heads.heads} if len(targets) > 1 else set()
+    # the first target last: its run file is what says that the job is done
     for place in reversed(range(len(targets))):
         rows = [_row_of(done[request.query_id], place) for request in requests]
         ranker: Any = rankers[place] if place < len(rankers) else None
