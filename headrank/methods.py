@@ -67,7 +67,7 @@ POLICIES = ("entropy", "core", "qr", "qr-ndcg", "niah")
 _SHARED_OPTIONS = frozenset({"device", "dtype", "batch_size"})
 _OPTIONS: dict[str, frozenset[str]] = {
     "first-stage": frozenset(),
-    "attention": frozenset({"prompt", "calibrate", "max_length", "store", "store_add"}),
+    "attention": frozenset({"prompt", "calibrate", "max_length", "store", "store_add", "key_cache_bytes"}),
     "generative": frozenset(
         {"api_base", "window", "stride", "prompt", "max_new_tokens", "max_length", "concurrency", "timeout", "retries"}
     ),
@@ -106,8 +106,9 @@ def build_ranker(method: str, model: str | Path | None, heads: HeadSet | str | P
     """The ranker of a method on a model.
 
     ``heads`` is a HeadSet or heads.json for the methods that select heads. Options that are None keep their defaults:
-    device, dtype, batch_size for all; prompt, calibrate, max_length, store, store_add for attention; api_base, window, stride, prompt
-    (its max_words), max_new_tokens, max_length, concurrency, timeout, retries for RankGPT. An option of another kind of method is an error.
+    device, dtype, batch_size for all; prompt, calibrate, max_length, store, store_add, key_cache_bytes for attention; api_base, window,
+    stride, prompt (its max_words), max_new_tokens, max_length, concurrency, timeout, retries for RankGPT. An option of another kind of
+    method is an error.
     """
     chosen = find_method(method)
     given = {key: value for key, value in options.items() if value is not None and not (key == "calibrate" and value is True)}

@@ -57,6 +57,10 @@ def look(args: argparse.Namespace) -> list[Finding]:
         from headrank.doctor.model_files import look_at_model
 
         found += look_at_model(args.model, args.heads)
+    if args.store:
+        from headrank.doctor.store_files import look_at_store
+
+        found += look_at_store(args.store)
     if args.is_tried or args.store:
         from headrank.doctor.trial import try_reranking
 

@@ -71,6 +71,12 @@ def add_store_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGrou
     """--store, --store-add."""
     parser.add_argument("--store", metavar="DIR", help="late heads: passages that 'headrank index' put there are read, not computed")
     parser.add_argument("--store-add", action="store_true", help="add the passages that the store lacks and that had to be computed")
+    parser.add_argument(
+        "--key-cache-mb",
+        type=int,
+        metavar="MB",
+        help="late heads: memory for keys of passages that had to be computed (default 512; 0: none)",
+    )
 
 
 def prompt_from(args: argparse.Namespace, base: PromptTemplate | None = None) -> PromptTemplate:

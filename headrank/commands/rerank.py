@@ -14,7 +14,7 @@ from headrank.reranking.rerank_job import RerankJob, rerank
 from headrank.reranking.rerank_outputs import Target
 
 _INPUTS = ("model", "collection", "queries", "corpus", "run", "requests", "only")
-_SWITCHES = ("depth", "shuffle", "device", "dtype", "batch_size", "api_base", "restart", "store", "store_add")
+_SWITCHES = ("depth", "shuffle", "device", "dtype", "batch_size", "api_base", "restart", "store", "store_add", "key_cache_mb")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

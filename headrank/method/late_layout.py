@@ -70,7 +70,7 @@ def passage_log_sums(queries: QueryVectors, passages: PassageKeys, pair_of_head:
     """
     num_queries, _, num_rows, size = queries.vectors_UKRD.shape
     num_passages, num_pairs, num_tokens, _ = passages.keys_NATD.shape
-    slots, most = _slots(pair_of_head, num_pairs)
+    slots, most = head_slots(pair_of_head, num_pairs)
     vectors = queries.vectors_UKRD.float().transpose(0, 1).flatten(1, 2)  # [K, U * R, D]
     with torch.autocast(vectors.device.type, enabled=False):
         # heads that share keys go into one product; pairs with fewer heads are filled with zero vectors, whose results
@@ -85,7 +85,7 @@ def passage_log_sums(queries: QueryVectors, passages: PassageKeys, pair_of_head:
     return sums.permute(2, 0, 1, 3).contiguous().masked_fill((passages.lengths_N == 0)[:, None, None], -math.inf)
 
 
-def _slots(pair_of_head: Sequence[int], num_pairs: int) -> tuple[torch.Tensor, int]:
+def head_slots(pair_of_head: Sequence[int], num_pairs: int) -> tuple[torch.Tensor, int]:
     """A place for every head among [pairs, most heads of a pair], flattened, and that number."""
     counts = [0] * num_pairs
     numbers = []

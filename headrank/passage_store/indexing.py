@@ -6,8 +6,10 @@ its own; readers see one store.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,10 +22,10 @@ from headrank.errors import InputError
 from headrank.passage_store.content import passage_digest
 from headrank.passage_store.header import KeyIdentity, KeyPair, StoreHeader
 from headrank.passage_store.keys import StoredForm, measure_scales
-from headrank.passage_store.store import PassageStore, create_store
+from headrank.passage_store.store import BYTES_PER_RECORD, PassageStore, Scales, create_store
 from headrank.passage_store.survey import Survey, survey
 from headrank.passage_store.writer import StoreWriter, recover_all, writing
-from headrank.torchrun import barrier, world
+from headrank.torchrun import barrier, first_process_does, world
 
 if TYPE_CHECKING:
     from headrank.reranking.late_reader import LateReader
@@ -53,24 +55,37 @@ def index_corpus(
 ) -> dict[str, Any]:
     """Add what is missing of a corpus, making the store if need be; what was done, for a closing line."""
     rank, world_size = world()
-    if rank:
-        return _share(folder, late, corpus, rank, world_size, progress)
-    with writing(folder):
-        header = _existing(folder, late, settings)
-        if header is not None:
-            recover_all(folder, header)
-        found = survey(corpus(), PassageStore(folder) if header is not None else None)
-        if not found.num_missing and header is not None:
-            barrier(world_size)
+    with contextlib.ExitStack() as lock:
+        found = first_process_does(lambda: _prepare(folder, late, corpus, settings, lock, world_size))
+        total = found.num_missing if found is not None else 0
+        if found is not None and not total:
             barrier(world_size, last=True)
             return {"added": 0, "present": found.num_present, "saturated": 0, "seconds": 0.0}
-        if not found.sample:
-            raise InputError(f"{folder}: no passages to index; the corpus is empty")
-        seconds_per_token, sample = _measure(late, found.sample)
-        header = header or _create(folder, late, settings, sample)
-        _log.info("%s", _estimate(header, found, sample, seconds_per_token, world_size))
-        result = _share(folder, late, corpus, rank, world_size, progress, found.num_missing)
-    return result | {"present": found.num_present}
+        result = _share(folder, late, corpus, rank, world_size, progress, total)
+    return result if found is None else result | {"present": found.num_present}
+
+
+def _prepare(
+    folder: Path, late: LateReader, corpus: Corpus, settings: IndexSettings, lock: contextlib.ExitStack, world_size: int
+) -> Survey:
+    """The first process's part: take the lock, make the store if need be, see what is missing, say what it will cost."""
+    lock.enter_context(writing(folder))
+    header = _existing(folder, late, settings)
+    if header is not None:
+        recover_all(folder, header)
+    found = survey(corpus(), PassageStore(folder) if header is not None else None)
+    if header is not None and not found.num_missing:
+        return found
+    if not found.sample:
+        raise InputError(f"{folder}: no passages to index; the corpus is empty")
+    seconds_per_token, sample = _measure(late, found.sample)
+    scales = None
+    if header is None:
+        header, scales = _new_header(late, settings, sample)
+    _say_and_check_size(folder, header, found, sample, seconds_per_token / world_size)
+    if scales is not None:
+        create_store(folder, header, scales)
+    return found
 
 
 def _existing(folder: Path, late: LateReader, settings: IndexSettings) -> StoreHeader | None:
@@ -104,7 +119,7 @@ def _measure(late: LateReader, sample: Sequence[Passage]) -> tuple[float, list[t
     return (time.perf_counter() - started) / num_tokens, [part for part in keys if part.shape[1]]
 
 
-def _create(folder: Path, late: LateReader, settings: IndexSettings, sample: Sequence[torch.Tensor]) -> StoreHeader:
+def _new_header(late: LateReader, settings: IndexSettings, sample: Sequence[torch.Tensor]) -> tuple[StoreHeader, Scales]:
     pool = settings.pool or 1
     scales = measure_scales(sample, pool)
     head_size = int(sample[0].shape[-1])
@@ -118,19 +133,29 @@ def _create(folder: Path, late: LateReader, settings: IndexSettings, sample: Seq
         scales.digest,
         {"scales_measured_on": len(sample)},
     )
-    create_store(folder, header, scales)
-    return header
+    return header, scales
 
 
-def _estimate(header: StoreHeader, found: Survey, sample: Sequence[torch.Tensor], seconds_per_token: float, world_size: int) -> str:
-    """Size and time before the work starts, from the sample's tokens per character."""
+def _say_and_check_size(folder: Path, header: StoreHeader, found: Survey, sample: Sequence[torch.Tensor], seconds_per_token: float) -> None:
+    """Size and time before the work starts, from the sample's tokens per character; a disk that is too small is an InputError."""
     tokens = found.missing_characters * sum(keys.shape[1] for keys in sample) / max(1, found.sample_characters)
-    seconds = tokens * seconds_per_token / world_size
-    return (
+    size = tokens * header.bytes_per_token + found.num_missing * BYTES_PER_RECORD
+    what = f"{header.bytes_per_token:,.0f} bytes a token ({len(header.pairs)} pairs, {header.dtype}, pool {header.pool})"
+    _log.info(
         f"{found.num_missing:,} passages to add ({found.num_present:,} are there), about {tokens / 1e6:.2f} million tokens: about "
+<<<<<<< HEAD
         f"{tokens * header.bytes_per_token / 1e6:,.0f} MB at {header.bytes_per_token:,.0f} bytes per token ({len(header.pairs)} pairs, "
         f"{header.dtype}, pool {header.pool}), about {seconds / 60:,.1f} minutes"
+=======
+        f"{size / 1e6:,.0f} MB at {what}, about {tokens * seconds_per_token / 60:,.1f} minutes"
+>>>>>>> main
     )
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise InputError(
+            f"{folder}: about {size / 1e6:,.0f} MB are needed at {what}, and {free / 1e6:,.0f} MB are free; choose another disk, fewer "
+            "pairs, --dtype int8 or --pool 2"
+        )
 
 
 def _share(
@@ -140,10 +165,9 @@ def _share(
     rank: int,
     world_size: int,
     progress: Callable[[Iterable[Passage], int], Iterable[Passage]],
-    total: int = 0,
+    total: int,
 ) -> dict[str, Any]:
-    """This process's passages. The first barrier: the store is there; the last: every segment is sealed."""
-    barrier(world_size)
+    """This process's passages; all leave once every segment is sealed."""
     store = PassageStore(folder)
     form = StoredForm(store.header.dtype, store.header.pool, store.scales)
     missing = _missing_of(corpus(), store, rank, world_size)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from headrank.method.late_layout import QueryVectors
+from headrank.method.late_layout import QueryVectors, head_slots
 from headrank.method.readout import mean_over_rows, row_values, weighted_sum
 from headrank.passage_store.keys import StoredForm
 from headrank.passage_store.segment import NUMPY_TYPE
@@ -33,15 +33,15 @@ _FINE = 254  # the second integer's step is the first's divided by this
 
 
 @dataclass(frozen=True)
-class _PairQuery:
-    """The vectors of all queries that read one pair, ready for products with stored numbers.
+class _QueryMatrices:
+    """All queries' vectors, pair by pair, ready for products with stored numbers.
 
-    ``constant_X`` is q . centre, in natural units. Columns are by query, then head, then row.
+    Columns are by the pair's head, then query, then row. ``constant_AX`` is q . centre, in natural units.
     """
 
-    matrix_DX: torch.Tensor  # int8 [D, 2X] (coarse, then fine) or float32 [D, X], times log2(e)
-    step_X: torch.Tensor | None  # of int8
-    constant_X: torch.Tensor
+    matrices: list[torch.Tensor]  # of each pair: int8 [D, 2X] (coarse, then fine) or float32 [D, X], times log2(e)
+    steps: list[torch.Tensor]  # [X] of int8
+    constant_AX: torch.Tensor
 
 
 class Scanner:
@@ -50,8 +50,10 @@ class Scanner:
     def __init__(self, form: StoredForm, places: Sequence[int], pair_of_head: Sequence[int], head_size: int) -> None:
         """``places`` are the readout's pairs among the stored ones, ``pair_of_head`` the pair (of the readout's) of each head."""
         self.form, self.places, self.head_size = form, list(places), head_size
+        self.slots_K, self.most = head_slots(pair_of_head, len(self.places))
         self.heads_of_pair = [[head for head, pair in enumerate(pair_of_head) if pair == number] for number in range(len(self.places))]
         self._is_all = self.places == list(range(len(form.scales.scale_AD)))
+        self._is_in_order = self.slots_K.tolist() == list(range(len(self.places) * self.most))
         self._buffers: dict[str, torch.Tensor] = {}
         self._scale_AD, self._centre_AD = (
             torch.from_numpy(values[self.places]) for values in (form.scales.scale_AD, form.scales.centre_AD)
@@ -70,7 +72,7 @@ class Scanner:
         weights_K = weights_K.cpu()
         offsets_K = None if offsets_K is None else offsets_K.cpu()
         vectors = [query.vectors_UKRD[0].float().cpu() for query in queries]
-        prepared = [self._prepare(vectors, pair) for pair in range(len(self.places))]
+        prepared = self._prepare(torch.cat(vectors, dim=1))
         parts = []
         for tile in _tiles(entries):
             is_empty_N1 = torch.tensor([entry.num_tokens == 0 for entry in tile])[:, None]
@@ -83,32 +85,44 @@ class Scanner:
             parts.append(torch.stack(of_tile))
         return torch.cat(parts, dim=1) if parts else torch.zeros(len(queries), 0)
 
-    def _prepare(self, vectors: Sequence[torch.Tensor], pair: int) -> _PairQuery:
-        vectors_XD = torch.cat([vectors_KRD[self.heads_of_pair[pair]].flatten(0, 1) for vectors_KRD in vectors])
-        constant_X = (vectors_XD * self._centre_AD[pair]).sum(-1)
+    def _prepare(self, vectors_KRD: torch.Tensor) -> _QueryMatrices:
+        """Rows are those of all queries, one after another."""
+        slots = vectors_KRD.new_zeros(len(self.places) * self.most, *vectors_KRD.shape[1:]).index_copy_(0, self.slots_K, vectors_KRD)
+        vectors_AXD = slots.view(len(self.places), -1, self.head_size)
+        constant_AX = (vectors_AXD * self._centre_AD[:, None]).sum(-1)  # not a matrix product: its rounding would depend on X
+        widths = [len(heads) * vectors_KRD.shape[1] for heads in self.heads_of_pair]
         if self.form.dtype != "int8":
-            return _PairQuery((vectors_XD * _LOG2_E).T.contiguous(), None, constant_X)
-        scaled_XD = vectors_XD * self._scale_AD[pair] * _LOG2_E
-        step_X1 = scaled_XD.abs().amax(-1, keepdim=True).div_(127).clamp_min_(1e-30)
-        coarse = (scaled_XD / step_X1).round_()
-        fine = ((scaled_XD / step_X1 - coarse) * _FINE).round_()
-        return _PairQuery(torch.cat([coarse, fine]).to(torch.int8).T.contiguous(), step_X1[:, 0].contiguous(), constant_X)
+            columns_ADX = (vectors_AXD * _LOG2_E).transpose(1, 2)
+            return _QueryMatrices(
+                [columns[:, :width].contiguous() for columns, width in zip(columns_ADX, widths, strict=True)], [], constant_AX
+            )
+        scaled_AXD = vectors_AXD * self._scale_AD[:, None] * _LOG2_E
+        step_AX1 = scaled_AXD.abs().amax(-1, keepdim=True).div_(127).clamp_min_(1e-30)
+        scaled_AXD = scaled_AXD.div_(step_AX1)
+        coarse_AXD = scaled_AXD.round()
+        fine_AXD = scaled_AXD.sub_(coarse_AXD).mul_(_FINE).round_()
+        both = zip(coarse_AXD.to(torch.int8).transpose(1, 2), fine_AXD.to(torch.int8).transpose(1, 2), widths, strict=True)
+        matrices = [torch.cat((coarse_DX[:, :width], fine_DX[:, :width]), dim=1) for coarse_DX, fine_DX, width in both]
+        steps = [step_X[:width] for step_X, width in zip(step_AX1[..., 0].div(_FINE), widths, strict=True)]
+        return _QueryMatrices(matrices, steps, constant_AX)
 
-    def _log_sums(self, prepared: Sequence[_PairQuery], tile: Sequence[Entry], vectors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _log_sums(self, prepared: _QueryMatrices, tile: Sequence[Entry], vectors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Per query the log-sum-exp [N, K, R] in natural units of each passage's keys."""
         lengths = [entry.num_keys for entry in tile]
         keys_ATD = self._gather(tile, lengths)
         starts_N = torch.tensor([0, *np.cumsum(lengths)[:-1]])
         numbers_T = torch.arange(keys_ATD.shape[1])
         counts_T = self._counts(tile, lengths)
-        sums = [torch.empty(len(tile), *vectors_KRD.shape[:2]) for vectors_KRD in vectors]
-        for pair, query in enumerate(prepared):
-            powers_TX = self._logits(keys_ATD[pair], query).exp2_()
+        sums_ANX = torch.ones(len(self.places), len(tile), prepared.constant_AX.shape[1])  # 1 where a pair has fewer heads than others
+        for pair in range(len(self.places)):
+            powers_TX = self._logits(keys_ATD[pair], prepared, pair).exp2_()
             sums_NX = F.embedding_bag(numbers_T, powers_TX, starts_N, mode="sum", per_sample_weights=counts_T)
-            heads = self.heads_of_pair[pair]
-            sizes = [len(heads) * vectors_KRD.shape[1] for vectors_KRD in vectors]
-            for sums_NKR, own_NX in zip(sums, sums_NX.log_().add_(query.constant_X).split(sizes, dim=1), strict=True):
-                sums_NKR[:, heads] = own_NX.unflatten(1, (len(heads), -1))
+            sums_ANX[pair, :, : sums_NX.shape[1]] = sums_NX
+        sums_ANX.log_().add_(prepared.constant_AX[:, None])
+        sums_NKX = sums_ANX.unflatten(2, (self.most, -1)).transpose(0, 1).flatten(1, 2)
+        sums_NKX = sums_NKX if self._is_in_order else sums_NKX[:, self.slots_K]
+        # contiguous: sums over rows must not be rounded by what else is scanned
+        sums = [part.contiguous() for part in sums_NKX.split([vectors_KRD.shape[1] for vectors_KRD in vectors], dim=2)]
         for sums_NKR, vectors_KRD in zip(sums, vectors, strict=True):
             self._mend(sums_NKR, tile, vectors_KRD)
         return sums
@@ -140,22 +154,23 @@ class Scanner:
                 counts_T[end - 1] = entry.num_tokens - self.form.pool * (length - 1)
         return counts_T
 
-    def _logits(self, keys_TD: torch.Tensor, query: _PairQuery) -> torch.Tensor:
-        """q . k in units of log 2, float32 [T, X]."""
-        shape = (len(keys_TD), len(query.constant_X))
-        logits_TX = self._buffer("logits", shape, torch.float32)
-        if query.step_X is None:
+    def _logits(self, keys_TD: torch.Tensor, prepared: _QueryMatrices, pair: int) -> torch.Tensor:
+        """(q . k - q . centre) in units of log 2, float32 [T, X]."""
+        matrix = prepared.matrices[pair]
+        if self.form.dtype != "int8":
+            logits_TX = self._buffer("logits", (len(keys_TD), matrix.shape[1]), torch.float32)
             wide_TD = keys_TD
             if self.form.dtype == "bf16":
                 wide_TD = self._buffer("wide", tuple(keys_TD.shape), torch.float32)
                 wide_TD.copy_(keys_TD.view(torch.bfloat16))
-            return torch.addmm(query.constant_X * -_LOG2_E, wide_TD, query.matrix_DX, out=logits_TX)
-        both_TX2 = self._buffer("both", (shape[0], 2 * shape[1]), torch.int32)
-        torch._int_mm(keys_TD, query.matrix_DX, out=both_TX2)
+            return torch.addmm(prepared.constant_AX[pair, : matrix.shape[1]] * -_LOG2_E, wide_TD, matrix, out=logits_TX)
+        width = matrix.shape[1] // 2
+        both_TX2 = self._buffer("both", (len(keys_TD), 2 * width), torch.int32)
+        torch._int_mm(keys_TD, matrix, out=both_TX2)
         # coarse * 254 + fine fits 32 bits up to a head size of 512: 512 x 127 x 127 x 255 is below 2^31
-        whole_TX = self._buffer("whole", shape, torch.int32)
-        torch.add(both_TX2[:, shape[1] :], both_TX2[:, : shape[1]], alpha=_FINE, out=whole_TX)
-        return torch.mul(whole_TX, query.step_X / _FINE, out=logits_TX)
+        whole_TX = self._buffer("whole", (len(keys_TD), width), torch.int32)
+        torch.add(both_TX2[:, width:], both_TX2[:, :width], alpha=_FINE, out=whole_TX)
+        return torch.mul(whole_TX, prepared.steps[pair], out=self._buffer("logits", (len(keys_TD), width), torch.float32))
 
     def _mend(self, sums_NKR: torch.Tensor, tile: Sequence[Entry], vectors_KRD: torch.Tensor) -> None:
         """Sum passages again, with their maximum, whose powers of two left the range of float32."""

@@ -21,6 +21,7 @@ from headrank.passage_store.records import RECORD, SHORTENED, halves
 from headrank.passage_store.segment import RECORDS, Segment
 
 SEGMENTS, SCALES_FILE = "segments", "scales.bin"
+BYTES_PER_RECORD = RECORD.itemsize + 12  # and its place in the sorted index
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class PassageStore:
             "tokens": sum(int(part["num_tokens"].sum(dtype=np.int64)) for part in records),
             "stored_tokens": stored,
             "key_bytes": stored * self.header.bytes_per_key,
-            "index_bytes": len(self) * (RECORD.itemsize + 12),
+            "index_bytes": len(self) * BYTES_PER_RECORD,
             "saturated": sum(int(part["saturated"].sum(dtype=np.int64)) for part in records),
             "numbers": numbers,
             "shortened": sum(int((part["flags"] & SHORTENED).sum()) for part in records),

@@ -53,7 +53,7 @@ class Int8Projections(nn.Module):
 
 def quantise_tokens(values_TI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """int8 values and the scale [T, 1] of each token: values ~ integers * scale, the largest of a token at 127."""
-    largest_T1 = torch.linalg.vector_norm(values_TI, float("inf"), dim=-1, keepdim=True)
+    largest_T1 = values_TI.abs().amax(dim=-1, keepdim=True)  # vector_norm(inf) gives the same and takes ten times as long
     scale_T1 = largest_T1.div_(LARGEST).clamp_min_(SMALLEST_SCALE)
     return (values_TI * scale_T1.reciprocal()).round_().to(torch.int8), scale_T1
 

@@ -27,7 +27,7 @@ from headrank.reranking.rerank_requests import Request, requests_from_collection
 from headrank.torchrun import barrier, world
 
 _log = logging.getLogger(__name__)
-_NO_INFLUENCE = ("targets", "restart", "batch_size", "store_add", "command")  # fields that change no score
+_NO_INFLUENCE = ("targets", "restart", "batch_size", "store_add", "key_cache_mb", "command")  # fields that change no score
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class RerankJob:
     api_base: str | None = None
     store: str | None = None
     store_add: bool = False
+    key_cache_mb: int | None = None
     restart: bool = False
     command: tuple[str, ...] = ()
 
@@ -188,7 +189,14 @@ def build_rankers(job: RerankJob) -> list[Any]:
     last_layer = max(heads.l_max for heads in sets)
     reader = AttentionReader.load(model, prompt=prompts[0], last_layer=last_layer, device=job.device, dtype=job.dtype)
     common: dict[str, Any] = {"calibrate": job.calibrate, "batch_size": job.batch_size, "store": job.store, "store_add": job.store_add}
-    return [HeadRankReranker.from_reader(reader, heads, **common) for heads in sets]
+    return [HeadRankReranker.from_reader(reader, heads, **common, **_key_cache(job)) for heads in sets]
+
+
+def _key_cache(job: RerankJob) -> dict[str, Any]:
+    """The size of the late layout's memory, where it was given."""
+    if job.key_cache_mb is not None and job.key_cache_mb < 0:
+        raise InputError(f"--key-cache-mb {job.key_cache_mb} must be at least 0")
+    return {} if job.key_cache_mb is None else {"key_cache_bytes": job.key_cache_mb << 20}
 
 
 def _difference(one: PromptTemplate, other: PromptTemplate) -> str:
@@ -220,6 +228,7 @@ def _build_ranker(job: RerankJob, target: Target) -> Any:
         api_base=job.api_base,
         store=job.store,
         store_add=job.store_add or None,
+        **_key_cache(job),
     )
 
 
@@ -233,7 +242,14 @@ def job_key(job: RerankJob, requests: Sequence[Request]) -> str:
     ]
     # where results go is left out: a moved output goes on from what was computed
     methods = [target.method for target in job.targets]
-    return fingerprint([settings, methods, heads, file_state(job.model) if Path(job.model).is_dir() else job.model, lists])
+    model = file_state(job.model) if Path(job.model).is_dir() else job.model
+    return fingerprint([settings, methods, heads, model, lists, *_store_state(job)])
+
+
+def _store_state(job: RerankJob) -> list[str]:
+    """What the store's numbers are: one that was made anew with another format or pool gives other scores."""
+    header = Path(job.store or "") / "store.json"
+    return [content_digest(header)] if job.store and header.is_file() else []
 
 
 def _heads_state(job: RerankJob, target: Target) -> str | None:

@@ -24,7 +24,7 @@ from headrank.passage_store.writer import StoreWriter, writing
 from headrank.reranking.late_reader import LateReader, heads_of_pairs
 from headrank.reranking.reader import AttentionReader
 from headrank.reranking.reranker import HeadRankReranker
-from tests.tiny_models import make_tiny_model
+from tests.tiny_models import FAMILIES, make_tiny_model
 from tests.unit.test_late_layout import every_head
 
 OF_A_LISTS_DEVIATION = 1e-4  # fp32: another order of summation
@@ -162,9 +162,9 @@ def documents_of(some: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
     return [{"title": title, "text": text} for title, text in some]
 
 
-@pytest.fixture(scope="module", params=["qwen3", "qwen2", "llama"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp(request.param), request.param)
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("llama"), "llama")
 
 
 def index(folder: Path, model: Path, some: Sequence[tuple[str, str]], **settings: object) -> dict[str, object]:
@@ -176,7 +176,10 @@ def reranker(model: Path, **options: object) -> HeadRankReranker:
     return HeadRankReranker.from_pretrained(model, every_head(), dtype="float32", **options)  # type: ignore[arg-type]
 
 
-def test_fp32_scores_equal_the_pass_without_a_store_in_any_mix_order_and_batch(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fp32_scores_equal_the_pass_without_a_store_in_any_mix_order_and_batch(family: str, tmp_path: Path) -> None:
+    changes = {"sliding_window": 160} if "sliding_window" in FAMILIES[family][1] else {}
+    model = make_tiny_model(tmp_path / family, family, **changes)
     some = passages(24)
     assert index(tmp_path / "s", model, some[::2], dtype="fp32")["added"] == 12
     plain, with_store = reranker(model), reranker(model, store=tmp_path / "s")
