@@ -143,12 +143,7 @@ def _say_and_check_size(folder: Path, header: StoreHeader, found: Survey, sample
     what = f"{header.bytes_per_token:,.0f} bytes a token ({len(header.pairs)} pairs, {header.dtype}, pool {header.pool})"
     _log.info(
         f"{found.num_missing:,} passages to add ({found.num_present:,} are there), about {tokens / 1e6:.2f} million tokens: about "
-<<<<<<< HEAD
-        f"{tokens * header.bytes_per_token / 1e6:,.0f} MB at {header.bytes_per_token:,.0f} bytes per token ({len(header.pairs)} pairs, "
-        f"{header.dtype}, pool {header.pool}), about {seconds / 60:,.1f} minutes"
-=======
         f"{size / 1e6:,.0f} MB at {what}, about {tokens * seconds_per_token / 60:,.1f} minutes"
->>>>>>> main
     )
     free = shutil.disk_usage(folder).free
     if size > free:
