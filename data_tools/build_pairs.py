@@ -120,6 +120,7 @@ def build_pairs(
             if (known := labels.provenance()) is not None:
                 provenance.append({"collection": collection.name, **known})
             run = collection.run()
+            # a mistyped id of a hold-out list would let its query into the training without a word
             unseen -= run.keys()
             kept = {query_id: rows for query_id, rows in run.items() if query_id not in hold_out and (only is None or query_id in only)}
             for context, chosen in _preferences(collection, kept, labels, settings, count):
@@ -159,11 +160,13 @@ def _preferences(
         candidates = _candidates(rows, labels.of(query_id, [row.doc_id for row in rows]), texts, settings)
         count.documents += len(rows)
         count.judged_documents += sum(is_judged for _, is_judged in candidates)
+        # ranks stay the retriever's: the middle zone is found by them, whatever is left out
         documents = [document for document, is_judged in candidates if is_judged or not settings.judged_only]
         found = False
         for context_id, members in _lists(f"{collection.name}/{query_id}", documents, settings):
             listed = tuple(documents[i] for i in members)
             chosen = _choose([document.grade for document in listed], context_id, settings)
+            # a list without a pair teaches nothing, and would still cost a forward in every epoch
             if not len(chosen):
                 continue
             found = True
@@ -194,6 +197,7 @@ def _lists(name: str, documents: Sequence[ContextDocument], settings: PairSettin
     if not settings.sublists or settings.keep_full_list:
         yield name, range(len(documents))
     if settings.sublists and not (settings.keep_full_list and len(documents) <= settings.sublist_size[0]):
+        # a generator for every list: adding a collection or leaving out a query changes no other list
         rng = generator(settings.seed, "sublists", name)
         if settings.sublists_by == "score":
             drawn = sample_strata([document.teacher_score for document in documents], settings.sublists, settings.sublist_size, rng)

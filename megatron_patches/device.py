@@ -61,6 +61,7 @@ def initialize(tensor_model_parallel_size: int = 1, *, seed: int = 1234, timeout
         torch.cuda.set_device(local_rank)
     if not torch.distributed.is_initialized():
         is_launched = all(os.environ.get(name) for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+        # alone no port is opened: two single runs on one machine must not meet on torchrun's default
         rendezvous: dict[str, Any] = {} if is_launched else {"store": torch.distributed.HashStore()}
         torch.distributed.init_process_group(
             backend="nccl" if has_cuda() else "gloo",

@@ -79,8 +79,10 @@ def label_collection(
     inputs = {"settings": settings.to_dict(), "teacher": teacher.identity(), "files": _digests(collection)}
     store = PartialResults(output, fingerprint(inputs), 0, restart=restart)
     earlier = {} if restart else _earlier_rows(output, inputs)
+    # finished rows of a killed run win over the last written run, which is older
     done = {query_id: row for query_id, row in (earlier | store.done).items() if query_id in lists}
     before = len(done)
+    # in random order: a run that was stopped early is then a fair sample of the queries, and not their beginning
     pending = [query_id for query_id in _random_order(lists, settings.seed) if query_id not in done]
     texts = collection.documents({doc_id for query_id in pending for doc_id in lists[query_id][1]}) if pending else {}
     tell, started = watch(before, len(lists)), time.monotonic()
@@ -124,6 +126,7 @@ def _lists(collection: Collection, settings: LabelSettings) -> dict[str, tuple[s
 def _digests(collection: Collection) -> dict[str, str]:
     """The content of what is read; names without folders, so that a collection may move."""
     paths = [collection.queries_path, collection.corpus_path, collection.run_path]
+    # by content: labels are copied between machines, where times and paths differ
     return {path.name: content_digest(path) for path in paths if path is not None}
 
 

@@ -61,6 +61,7 @@ class ExportRequest:
 def export_hf(request: ExportRequest, *, report: Any = iter) -> HeadSet | None:
     """Write the directory on all ranks together and return the heads that went into it."""
     directory = checkpoint_directory(request.checkpoint)
+    # before anything is written: a damaged checkpoint would become a model that loads
     require_undamaged(directory)
     common = dist_checkpointing.load_common_state_dict(str(directory))
     about = common.get("headrank", {})

@@ -83,6 +83,7 @@ class RunCheckpoints:
     def __init__(self, config: TrainingConfig, heads: HeadSet) -> None:
         """Find the iteration to resume from, skipping torn ones."""
         self.config, self.heads = config, heads
+        # --save before --load: a job that was queued again has the same flags and goes on with what it wrote itself
         self.source, self.resume_iteration = config.save, _latest(config.save)
         if self.resume_iteration is None and config.load is not None:  # a restarted job goes on with its own checkpoints
             self.source, self.resume_iteration = config.load, _latest(config.load)
@@ -121,6 +122,8 @@ class RunCheckpoints:
         try:
             extra = self._load_undamaged(model, loaded, scheduler)
         except AssertionError as error:
+            # Megatron asserts on the schedule's numbers in words meant for programmers; any other assertion is a bug
+            # and stays one
             if "OptimizerParamScheduler" not in str(error):
                 raise
             raise InputError(
@@ -128,6 +131,7 @@ class RunCheckpoints:
                 "to go on with the new ones, or --use-checkpoint-opt-param-scheduler"
             ) from error
         if loaded is None:
+            # the optimizer's float32 copies were made before the weights were loaded
             optimizer.reload_model_params()
         changed = changed_fields(extra["config"], self.config)
         if "train_data" not in changed and extra.get("data", self.data) != self.data:
@@ -151,6 +155,7 @@ class RunCheckpoints:
                 older = [iteration for iteration in checkpoint.complete_iterations(self.source) if iteration < self.resume_iteration]
                 if not older:
                     raise InputError(f"{damage}, and no older one is left; remove {self.source}/iter_* to start anew") from damage
+                # loud, because the steps in between are done again
                 logger.warning("%s; falling back to iteration %d", damage, older[-1])
                 self.resume_iteration = older[-1]
 
@@ -162,6 +167,7 @@ class RunCheckpoints:
         saved, current = extra["config"], self.config.to_dict()
         if current["full_depth"] and not saved.get("full_depth"):
             raise InputError(f"{self.source}: was trained without --headrank-full-depth and holds no upper layers; remove the flag")
+        # a fresh optimizer fits any of these settings
         if not self.config.load_optimizer:
             return
         for name, flag in OPTIMIZER_FLAGS.items():
@@ -217,6 +223,8 @@ class RunCheckpoints:
             directory = checkpoint.iteration_directory(self.config.save, iteration)
             if directory.resolve() != best:
                 doomed = directory.with_name(f".removed-{directory.name}")
+                # the rename is one step; what a kill leaves of the deletion has a name that no reader takes for a
+                # checkpoint
                 directory.rename(doomed)
                 shutil.rmtree(doomed, ignore_errors=True)
 
@@ -232,6 +240,7 @@ def _point(link: Path, target: str) -> None:
     """Let ``link`` name a sibling directory, atomically; 'headrank export-hf --checkpoint SAVE/best' takes it."""
     temporary = link.with_name(f".{link.name}.new")
     temporary.unlink(missing_ok=True)
+    # a new link renamed over the old one: removing it first would leave a moment without a best checkpoint
     temporary.symlink_to(target)
     temporary.replace(link)
 
