@@ -72,6 +72,7 @@ class StoredPassages:
 
     def find(self, documents: Sequence[Passage]) -> list[KeptKeys | None]:
         """The keys themselves, in float32: for whoever needs more than a score. Pooled stores have none to give."""
+        # pooled keys are means of several tokens: they score here, but are no keys of single tokens
         if self.form.pool > 1:
             return [None] * len(documents)
         return [
@@ -83,6 +84,7 @@ class StoredPassages:
         """The score of every passage that is here, None for the others; queries that share a list are scanned together."""
         by_list: dict[tuple[Passage, ...], list[int]] = {}
         for number, (_, documents) in enumerate(lists):
+            # queries over the same list share one scan: its keys are read from memory once
             by_list.setdefault(tuple(documents), []).append(number)
         results: list[list[StoredScore | None]] = [[] for _ in lists]
         for documents, numbers in by_list.items():

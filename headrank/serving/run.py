@@ -66,6 +66,7 @@ def bind(settings: ServeSettings) -> socket.socket:
     except OSError as error:
         listener.close()
         raise InputError(f"`host` {settings.host} `port` {settings.port}: {error.strerror or error}; choose another") from error
+    # bound here and not by uvicorn: a port that is taken is said before minutes of loading
     listener.set_inheritable(True)
     return listener
 
