@@ -17,6 +17,8 @@ settings.load_profile("headrank")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if "PYTEST_XDIST_WORKER" in os.environ:  # several workers with a thread per core each would take turns on all cores
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The packages of the integrations report their use unless told not to.
 os.environ.update({"HAYSTACK_TELEMETRY_ENABLED": "False", "RAY_USAGE_STATS_ENABLED": "0", "LANGSMITH_TRACING": "false"})

@@ -87,13 +87,13 @@ class LiveDisplay(PlainDisplay):
     def __init__(self, console: Console) -> None:
         super().__init__()
         self.console = console
-        # transient: what ended is printed above for good, the live part leaves nothing behind
-        self.live = Live(console=console, refresh_per_second=8, get_renderable=self._render, transient=True)
         self.phases: Sequence[Phase] = ()
         self.states: dict[str, str] = {}
         self.running: Sequence[RunningPhase] = ()
         self.expected: dict[str, float | None] = {}
         self._spinner = Spinner("dots", style="cyan")
+        # last, because rich asks for the first picture at once; transient, because what ended is printed above for good
+        self.live = Live(console=console, refresh_per_second=8, get_renderable=self._render, transient=True)
 
     def _say(self, text: str) -> None:
         self.console.print(Text(text))
