@@ -10,7 +10,8 @@ page cache), one process per number of threads:
   floor         the parts of int8 measured bare: a plain forward of the query's tokens through the same layers and one integer product
                 of the stored keys, side by side in memory, with the query's vectors
   floor-int8    the same with the forward of int8-int8
-  minilm        ms-marco-MiniLM-L-12-v2 (ONNX, int8) on the same pairs; needs --minilm, a folder with model.onnx and tokenizer.json
+  minilm        ms-marco-MiniLM-L-12-v2 (ONNX, int8) on the same pairs; needs a folder with model.onnx and
+                tokenizer.json, given by --minilm or HEADRANK_MINILM
 
 Times are CPU seconds of the process; wall seconds stand in the JSON. Cold reads come first, before the store's pages are in memory.
 """
@@ -195,7 +196,9 @@ def ratio(times: dict[str, list[list[float]]], one: str, other: str) -> float:
 def main(argv: list[str] | None = None) -> int:
     """Print times and ratios for each number of threads; --json FILE keeps them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minilm", metavar="DIR", help="an ONNX cross-encoder to compare with")
+    parser.add_argument(
+        "--minilm", metavar="DIR", default=os.environ.get("HEADRANK_MINILM"), help="an ONNX cross-encoder (default: HEADRANK_MINILM)"
+    )
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", metavar="FILE")

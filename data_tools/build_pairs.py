@@ -8,7 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection as Sized
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class PairSettings:
     sublist_size: tuple[int, int] = (20, 20)  # smallest, largest
     keep_full_list: bool = False
     sublists_by: str = "chance"  # "score": one passage from each stratum of the teacher's order
+    list_words: tuple[int, ...] = ()  # the passages of each list are cut to one of these, drawn per query
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -53,6 +54,8 @@ class PairSettings:
             raise InputError(f"`sublist_size` {self.sublist_size[0]}-{self.sublist_size[1]}: the smallest comes first")
         if self.sublists_by not in SUBLISTS_BY:
             raise InputError(f"`sublists_by` {self.sublists_by}: not one of {', '.join(SUBLISTS_BY)}")
+        if any(words < 1 for words in self.list_words):
+            raise InputError(f"`list_words` {min(self.list_words)}: a passage keeps at least one word")
         if self.max_pairs < 0 or self.sublists < 0:
             raise InputError("`max_pairs_per_query` and `sublists` cannot be negative")
         if self.sublists > MAX_SUBLISTS:
@@ -158,6 +161,7 @@ def _preferences(
     texts = collection.documents({row.doc_id for rows in labelled_run.values() for row in rows}) if labelled_run else {}
     for query_id, rows in labelled_run.items():
         candidates = _candidates(rows, labels.of(query_id, [row.doc_id for row in rows]), texts, settings)
+        candidates = _cut(candidates, f"{collection.name}/{query_id}", settings)
         count.documents += len(rows)
         count.judged_documents += sum(is_judged for _, is_judged in candidates)
         # ranks stay the retriever's: the middle zone is found by them, whatever is left out
@@ -190,6 +194,14 @@ def _candidates(
         )
         for row, label, grade in zip(rows, labels, grades, strict=True)
     ]
+
+
+def _cut(candidates: list[tuple[ContextDocument, bool]], name: str, settings: PairSettings) -> list[tuple[ContextDocument, bool]]:
+    """The candidates with the first words of their texts: as many for all of a query, so that no length betrays a label."""
+    if not settings.list_words:
+        return candidates
+    words = int(generator(settings.seed, "words", name).choice(settings.list_words))
+    return [(replace(document, text=" ".join(document.text.split()[:words])), is_judged) for document, is_judged in candidates]
 
 
 def _lists(name: str, documents: Sequence[ContextDocument], settings: PairSettings) -> Iterator[tuple[str, Sequence[int]]]:

@@ -31,7 +31,7 @@ class CrossEncoderTeacher:
         if self._model.num_labels != 1:
             raise InputError(f"`teacher` {spec.name!r}: has {self._model.num_labels} output classes; a reranker has one")
         self._activation = torch.nn.Identity()  # logits: a sigmoid would flatten the margins that a student learns from
-        self._batch_size, self._max_words = spec.batch_size, spec.max_words
+        self._batch_size, self._max_words = spec.batch_size or 16, spec.max_words
         is_folder = Path(spec.name).is_dir()
         self._identity = {
             "kind": "cross-encoder",

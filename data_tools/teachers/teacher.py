@@ -33,7 +33,7 @@ class TeacherSpec:
     name: str
     kind: str = "auto"
     max_tokens: int = 320  # of query and passage together
-    batch_size: int = 16  # passages per forward
+    batch_size: int | None = None  # passages per forward; None: what suits the kind of teacher
     max_words: int | None = None  # of a passage, for teachers whose tokenizer is elsewhere
     device: str | None = None
     api_model: str | None = None

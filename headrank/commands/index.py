@@ -10,7 +10,7 @@ import argparse
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrank.commands import options
 from headrank.errors import InputError
@@ -29,11 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--store", metavar="DIR", required=True, help="the store's folder; made if it is not there")
     group.add_argument("--collection", metavar="DIR", action="append", default=[], help="a folder with corpus.jsonl[.gz]; may be repeated")
     group.add_argument("--corpus", metavar="FILE", action="append", default=[], help="a corpus.jsonl[.gz]; may be repeated")
+    group.add_argument(
+        "--from",
+        dest="source",
+        metavar="DIR",
+        help="convert another store (bf16 or fp32, not pooled) instead of computing: all of its pairs, or those of --pairs or --heads",
+    )
     group.add_argument("--dtype", choices=tuple(ITEM_BYTES), help="numbers of a new store (default int8: a quarter of fp32)")
     group.add_argument("--pool", type=int, choices=POOLS, help="neighbouring tokens that share one key in a new store (default 1)")
     group.add_argument(
         "--pairs",
-        default="heads",
         metavar="P",
         help="'heads': those of the readout (default); 'all' down to its last layer; or 3:0,7:2,...",
     )
@@ -63,10 +68,14 @@ def run(args: argparse.Namespace) -> int:
     if args.verify:
         return _verify(folder)
     corpora = _corpora(args)
+    if args.source and (corpora or args.prune):
+        raise InputError("--from converts a whole store; leave out --collection, --corpus and --prune")
+    if args.source:
+        return _convert(args, folder)
     if args.prune:
         return _prune(folder, corpora)
     if not corpora:
-        raise InputError("nothing to index; give --collection DIR or --corpus FILE")
+        raise InputError("nothing to index; give --collection DIR, --corpus FILE or --from STORE")
     return _index(args, folder, corpora)
 
 
@@ -104,22 +113,49 @@ def _index(args: argparse.Namespace, folder: Path, corpora: list[Path]) -> int:
     return 0
 
 
+def _convert(args: argparse.Namespace, folder: Path) -> int:
+    from headrank.passage_store.conversion import convert
+    from headrank.passage_store.indexing import index_pairs
+    from headrank.passage_store.store import PassageStore
+
+    source, pairs = PassageStore(args.source), None
+    if args.heads or (args.pairs or "all") != "all":
+        from headrank.method.late_layout import key_pairs
+        from headrank.model_config import load_config, text_config
+        from headrank.reranking.model_sources import resolve_model
+        from headrank.reranking.reranker import choose_heads
+
+        model = resolve_model(args.model)
+        config, heads = text_config(load_config(model)), choose_heads(model, args.heads)
+        num_groups = int(getattr(config, "num_key_value_heads", None) or heads.num_heads)
+        readout_pairs = key_pairs(heads.heads, heads.num_heads // num_groups)[0]
+        pairs = index_pairs(args.pairs or "heads", readout_pairs, num_groups, heads.num_layers)
+
+    def progress(passages: Any, total: int) -> Any:
+        return options.progress(passages, total=total, description="convert", unit="passage")
+
+    done = convert(source, folder, pairs, args.dtype or "int8", args.pool or 1, progress)
+    print(f"{folder}: {done['added']:,} passages converted, {done['present']:,} were there; {done['saturated']:,} numbers were cut")
+    return 0
+
+
 def _late_reader(args: argparse.Namespace) -> LateReader:
     from headrank.passage_store.indexing import index_pairs
     from headrank.reranking.late_reader import LateReader, heads_of_pairs
-    from headrank.reranking.model_sources import resolve_model
     from headrank.reranking.reader import AttentionReader
     from headrank.reranking.reranker import choose_heads
+    from headrank.reranking.shipped_readouts import model_to_read
 
-    model = resolve_model(args.model)
+    model = model_to_read(args.model, args.heads)
     heads = choose_heads(model, args.heads)
     if not heads.prompt.is_late:
         raise InputError(f"these heads read the {heads.prompt.document_layout} layout, and keys can be kept in the late one only")
     dtype = args.compute_dtype or ("float32" if args.dtype == "fp32" else "auto")
-    depth = heads.num_layers - 1 if ":" in args.pairs else heads.l_max
+    asked = args.pairs or "heads"
+    depth = heads.num_layers - 1 if ":" in asked else heads.l_max
     reader = AttentionReader.load(model, prompt=heads.prompt, last_layer=depth, device=args.device, dtype=dtype)
     late = LateReader(reader, heads, args.batch_tokens)
-    pairs = index_pairs(args.pairs, late.pairs, late.num_groups, heads.num_layers)
+    pairs = index_pairs(asked, late.pairs, late.num_groups, heads.num_layers)
     if pairs == late.pairs:
         return late
     return LateReader(reader, heads_of_pairs(heads, pairs, late.num_groups), args.batch_tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Generator, Iterable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from headrank.errors import InputError
@@ -77,6 +78,18 @@ def add_store_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGrou
         metavar="MB",
         help="late heads: memory for keys of passages that had to be computed (default 512; 0: none)",
     )
+
+
+def prompt_of(source: str) -> PromptTemplate:
+    """The prompt of --prompt-of: that of a heads.json, or of the heads of an exported model."""
+    from headrank.method.heads import HeadSet
+    from headrank.reranking.reranker import choose_heads
+
+    if not Path(source).is_dir():
+        return HeadSet.load(source).prompt
+    if not (Path(source) / "headrank.json").is_file():
+        raise InputError(f"--prompt-of {source}: no headrank.json there; give a heads.json or a model of 'headrank export-hf'")
+    return choose_heads(source, None).prompt
 
 
 def prompt_from(args: argparse.Namespace, base: PromptTemplate | None = None) -> PromptTemplate:

@@ -50,6 +50,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="M[-N]",
         help="documents of a sub-list (default 20); 8-24 draws a length for each, so that no place in the prompt is always the last",
     )
+    group.add_argument(
+        "--list-words",
+        type=positive_int,
+        nargs="+",
+        default=[],
+        metavar="N",
+        help="cut the passages of each list to one of these numbers of words, drawn per query (default: whole passages, of which training "
+        "keeps the prompt's --max-words): shorter ones train faster, mixed ones keep scores right at any length",
+    )
     group.add_argument("--compare-paper", action="store_true", help="say how far the counts are from the paper's training set")
     group.add_argument("--keep-full-list", action="store_true", help="with --sublists: the whole list as well")
     shown = parser.add_argument_group("showing a sample")
@@ -146,6 +155,7 @@ def run(args: argparse.Namespace) -> int:
         sublist_size=args.sublist_size or PairSettings.sublist_size,
         keep_full_list=args.keep_full_list,
         sublists_by=args.sublists_by,
+        list_words=tuple(args.list_words),
         seed=args.seed,
     )
     counts = build_pairs(

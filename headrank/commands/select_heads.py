@@ -160,16 +160,7 @@ def _attention_selection(args: argparse.Namespace, methods: list[str]) -> list[H
 
 
 def _prompt(args: argparse.Namespace) -> PromptTemplate:
-    from headrank.method.heads import HeadSet
-    from headrank.reranking.reranker import choose_heads
-
-    if args.prompt_of is None:
-        return options.prompt_from(args)
-    if not Path(args.prompt_of).is_dir():
-        return options.prompt_from(args, HeadSet.load(args.prompt_of).prompt)
-    if not (Path(args.prompt_of) / "headrank.json").is_file():
-        raise InputError(f"--prompt-of {args.prompt_of}: no headrank.json there; give a heads.json or a model of 'headrank export-hf'")
-    return options.prompt_from(args, choose_heads(args.prompt_of, None).prompt)
+    return options.prompt_from(args, options.prompt_of(args.prompt_of) if args.prompt_of is not None else None)
 
 
 def _load_reader(args: argparse.Namespace) -> AttentionReader:

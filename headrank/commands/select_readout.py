@@ -117,7 +117,6 @@ def _lists(args: argparse.Namespace) -> list[ReadoutList]:
 
 def _reader(args: argparse.Namespace) -> tuple[AttentionReader, PromptTemplate]:
     """The model, as deep as it has to be, and the prompt: short in the late layout, the default one in the others."""
-    from headrank.method.heads import HeadSet
     from headrank.method.prompt import PromptTemplate
     from headrank.reranking.reader import AttentionReader
 
@@ -132,7 +131,7 @@ def _reader(args: argparse.Namespace) -> tuple[AttentionReader, PromptTemplate]:
         dtype=args.dtype or ("auto" if is_late else None),
     )
     if args.prompt_of is not None:
-        base = HeadSet.load(args.prompt_of).prompt
+        base = options.prompt_of(args.prompt_of)
     elif is_late:
         base = PromptTemplate.short(reader.tokenizer, document_layout="late", branch_position=args.branch_position)
     else:

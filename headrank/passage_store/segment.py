@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,17 +87,17 @@ class Segment:
                     numbers[row] = self.order[place]
                     break
                 place += 1
-        found = numbers[numbers >= 0]
         # only what is asked for is checked: a whole store is verified by 'headrank index --verify'
-        self._check(found)
+        self.check(numbers[numbers >= 0])
         return numbers
 
-    def _check(self, numbers: np.ndarray) -> None:
+    def check(self, numbers: np.ndarray | Sequence[int]) -> None:
+        """Raise InputError unless these records are as they were written and their keys lie within the key file."""
         records = self.records[numbers]
         ends = records["offset"] + records["num_keys"].astype(np.uint64) * np.uint64(self.header.bytes_per_key)
         wrong = (records["check"] != record_checks(records)) | (ends > np.uint64(len(self.bytes_of_keys)))
         if wrong.any():
-            number = int(numbers[np.argmax(wrong)]) + 1
+            number = int(numbers[int(np.argmax(wrong))]) + 1
             raise InputError(f"{self.folder / RECORDS}: record {number} is damaged; 'headrank index --prune' keeps what is whole")
 
     def keys(self, number: int) -> np.ndarray:

@@ -24,7 +24,7 @@ from headrank.model_config import model_size
 from headrank.reranking import shipped_readouts
 from headrank.reranking.exported_model import read_headrank_json
 from headrank.reranking.key_source import DEFAULT_BYTES, KeySource
-from headrank.reranking.model_sources import is_embedded, resolve_model
+from headrank.reranking.model_sources import EMBEDDED
 from headrank.reranking.reader import AttentionReader
 from headrank.reranking.rerank_requests import ListScores
 
@@ -59,11 +59,12 @@ class HeadRankReranker(ABC):
     ) -> HeadRankReranker:
         """Load a model ('embedded', a directory, a hub name) with its heads.
 
-        ``heads`` is a HeadSet, a heads.json, "all" (every head, as ICR), or None for those in the model's headrank.json; the embedded
-        model brings "full" (its default) and "fast". The prompt is the heads' own unless one is given. Layers above the deepest head
-        are not loaded. Other options are those of ``from_reader``.
+        ``heads`` is a HeadSet, a heads.json, "all" (every head, as ICR), or None for those in the model's headrank.json. The
+        embedded model brings "full" (its default) and "fast", which are read with the trained adapter that comes with the package,
+        and "untrained-full" and "untrained-fast" without it; any other heads are read on the embedded model as it is. The prompt is
+        the heads' own unless one is given. Layers above the deepest head are not loaded. Other options are those of ``from_reader``.
         """
-        model = resolve_model(model)
+        model = shipped_readouts.model_to_read(model, heads)
         chosen = choose_heads(model, heads, prompt)
         chosen.check_fits(*model_size(model), str(model))
         chosen = chosen if prompt is None else dataclasses.replace(chosen, prompt=prompt)
@@ -170,9 +171,9 @@ def choose_heads(model: str | Path, heads: HeadSet | str | Path | None, prompt: 
         return shipped_readouts.shipped_readout(str(heads), model)
     if heads is not None:
         return HeadSet.load(heads)
-    exported = read_headrank_json(model)
-    if exported is None and is_embedded(model):
+    if str(model) == EMBEDDED or shipped_readouts.is_shipped_adapter(model):
         return shipped_readouts.shipped_readout(shipped_readouts.DEFAULT, model)
+    exported = read_headrank_json(model)
     if exported is None:
         raise InputError(f"{model}: no headrank.json beside this model; give `heads`, a file made by 'headrank select-heads'")
     try:

@@ -143,8 +143,14 @@ def training_facts(common: Mapping[str, Any], about: Mapping[str, Any]) -> dict[
 
 def _without_paths(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _without_paths(item) for key, item in value.items() if not (isinstance(item, str) and os.path.isabs(item))}
+        return {key: _without_paths(item) for key, item in value.items() if not _is_path(item)}
+    if isinstance(value, (list, tuple)):
+        return [_without_paths(item) for item in value if not _is_path(item)]
     return value
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str) and os.path.isabs(value)
 
 
 def _stored_heads(about: Mapping[str, Any]) -> HeadSet | None:

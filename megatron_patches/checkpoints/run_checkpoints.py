@@ -17,7 +17,7 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from data_tools.contexts import CONTEXTS_FILE, PAIRS_FILE
+from data_tools.contexts import CONTEXTS_FILE, PAIRS_FILE, origin_of_lists
 from data_tools.list_mixture import parse_shares
 from headrank.artifacts import sampled_digest
 from headrank.errors import InputError
@@ -91,6 +91,7 @@ class RunCheckpoints:
                 raise InputError(f"--load {config.load}: no complete checkpoint there; correct the path or remove the flag")
         folders, _ = parse_shares(config.train_data, "--train-data-path")
         self.data = sampled_digest(Path(folder) / name for folder in folders for name in (CONTEXTS_FILE, PAIRS_FILE))
+        self.trained_on = {name: text for folder in folders for name, text in origin_of_lists(folder).items()}
         _require_no_folders(config.save)
         if config.save is not None and torch.distributed.get_rank() == 0:
             for remains in [*Path(config.save).glob(".removed-*"), *Path(config.save).glob(".saving-*")]:
@@ -183,6 +184,7 @@ class RunCheckpoints:
         """Save this iteration; then name the best and drop what is older than wanted."""
         assert self.config.save is not None
         extra = {"progress": progress, "config": self.config.to_dict(), "heads": self.heads.to_dict(), "data": self.data}
+        extra |= {"trained_on": self.trained_on} if self.trained_on else {}
         saved = optimizer if self.config.save_optimizer else None
         try:
             checkpoint.save_checkpoint(self.config.save, progress["iteration"], model, saved, scheduler, extra)

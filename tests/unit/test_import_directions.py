@@ -95,7 +95,7 @@ def test_each_side_has_one_module_that_asks_whether_there_is_a_gpu() -> None:
     assert asking == {"headrank/placement.py", "megatron_patches/device.py"}
 
 
-def test_collectives_of_ours_stand_in_one_module() -> None:
+def test_each_side_has_one_module_with_collectives() -> None:
     using = {
         name(path)
         for path in sources("method", "data_tools", "megatron_patches", "entry")
@@ -105,7 +105,7 @@ def test_collectives_of_ours_stand_in_one_module() -> None:
         and node.func.attr in COLLECTIVES
         and ast.unparse(node.func.value) in ("dist", "torch.distributed")
     }
-    assert using == {"megatron_patches/parallel_scores.py"}
+    assert using == {"headrank/torchrun.py", "megatron_patches/parallel_scores.py"}
 
 
 def test_the_method_imports_without_megatron_data_tools_or_transformers_models() -> None:

@@ -141,6 +141,31 @@ def records_in(store: Path) -> int:
     return len(PassageStore(store)) if (store / "store.json").is_file() else 0
 
 
+def test_a_smaller_store_is_made_from_a_larger_one_without_computing(
+    model: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large, small, direct = (tmp_path / name for name in ("large", "small", "direct"))
+    assert index(model, collection, large, "--pairs", "all", "--dtype", "fp32") == 0
+    converting = ["index", "--store", str(small), "--from", str(large), *of(model, collection)[:4], "--pool", "2"]
+    assert main(converting) == 0
+    assert "30 passages converted, 0 were there" in capsys.readouterr().out
+    assert main(converting) == 0 and "0 passages converted, 30 were there" in capsys.readouterr().out
+    assert index(model, collection, direct, "--pool", "2", "--compute-dtype", "float32") == 0
+    one, other = PassageStore(small), PassageStore(direct)
+    assert (one.header.pairs, one.header.dtype, one.header.pool) == (other.header.pairs, "int8", 2) and verify(small) == (NUM_PASSAGES, [])
+    assert main(["rerank", *of(model, collection), "--store", str(small), "--output", str(tmp_path / "small.txt")]) == 0
+    assert main(["rerank", *of(model, collection), "--store", str(direct), "--output", str(tmp_path / "direct.txt")]) == 0
+    for query, found in scores(tmp_path / "small.txt").items():  # scales were measured on other samples
+        expected = scores(tmp_path / "direct.txt")[query]
+        assert np.corrcoef([found[doc] for doc in expected], list(expected.values()))[0, 1] > 0.999
+    for more, said in (
+        (["--store", str(small), "--from", str(large)], "made with other pairs"),
+        (["--store", str(tmp_path / "x"), "--from", str(small)], "only keys in bf16 or fp32"),
+        (["--store", str(small), "--from", str(large), "--corpus", "c"], "leave out --collection"),
+    ):
+        assert main(["index", *more]) == 2 and said in capsys.readouterr().err
+
+
 def test_damage_is_reported_with_exit_code_1_and_pruned(
     model: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
