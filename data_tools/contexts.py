@@ -1,4 +1,4 @@
-"""contexts.jsonl and pairs.jsonl: one candidate list a line, and the preferences within it."""
+"""contexts.jsonl and pairs.jsonl: one candidate list per line, and the preferences within it."""
 
 from __future__ import annotations
 
@@ -96,9 +96,11 @@ def iterate_contexts_with_pairs(directory: Path) -> Iterator[tuple[Context, list
     for context in iterate_contexts(directory / CONTEXTS_FILE):
         if context.context_id in seen:
             raise InputError(f"{directory / CONTEXTS_FILE}: context {context.context_id!r} appears twice; remove one")
+        # ids alone are remembered, not contexts: a million of them fit into memory
         seen.add(context.context_id)
         places = {document.doc_id: (index, document.grade) for index, document in enumerate(context.documents)}
         chosen = []
+        # a merge of two sorted files: neither is ever held whole
         while pair is not None and pair.context_id == context.context_id:
             chosen.append(pair_indices(directory, pair, places))
             pair = next(pairs, None)

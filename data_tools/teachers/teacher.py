@@ -77,7 +77,7 @@ def open_teacher(spec: TeacherSpec) -> Teacher:
         from data_tools.teachers.cross_encoder import CrossEncoderTeacher
 
         return CrossEncoderTeacher(spec)
-    raise InputError(f"--teacher-kind {kind!r}: not one of {', '.join(KINDS)}")
+    raise InputError(f"`teacher_kind` {kind!r}: not one of {', '.join(KINDS)}")
 
 
 def passage_text(document: Document, max_words: int | None = None) -> str:

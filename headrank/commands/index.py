@@ -172,7 +172,7 @@ def _info(folder: Path) -> int:
         "model": f"{identity.model} (weights {identity.weights}, adapter {identity.adapter}, tokenizer {identity.tokenizer})",
         "prompt": ", ".join(f"{name} {value!r}" for name, value in identity.prompt.items()),
         "pairs": f"{len(header.pairs)}: " + ", ".join(f"{layer}:{group}" for layer, group in header.pairs),
-        "numbers": f"{header.dtype}, pool {header.pool}, {header.bytes_per_token:,.0f} bytes a token; computed in {header.computed_in}",
+        "numbers": f"{header.dtype}, pool {header.pool}, {header.bytes_per_token:,.0f} bytes per token; computed in {header.computed_in}",
         "passages": f"{counts['passages']:,} of {counts['tokens']:,} tokens ({counts['shortened']:,} passages shortened)",
         "size": f"{counts['key_bytes'] / 1e6:,.1f} MB of keys, {counts['index_bytes'] / 1e6:,.1f} MB of records and index",
         "saturated": f"{counts['saturated']:,} numbers ({share:.2g} of all)" if header.dtype == "int8" else "none (no int8)",

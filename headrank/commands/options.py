@@ -60,7 +60,8 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
     group.add_argument(
         "--document-layout",
         choices=LAYOUTS,
-        help="sequential: each document reads those before it (default); parallel: side by side, no order of the list changes a score; "
+        help="sequential: each document reads those before it (default); parallel: each reads the opening and itself, so that scores do "
+        "not depend on candidate order; "
         "late: a score depends on the query and one passage alone (heads with a log-mass readout)",
     )
     group.add_argument("--max-words", type=int, metavar="N", help="words kept of each document (default 300)")
@@ -127,7 +128,7 @@ def progress(items: Iterable[Item], *, total: int | None = None, description: st
 
 
 def read_id_list(path: str) -> set[str]:
-    """Query ids, one a line (or the first column)."""
+    """Query ids, one per line (or the first column)."""
     from headrank.formats import read_lines
 
     ids = {line.split()[0] for _, line in read_lines(path)}

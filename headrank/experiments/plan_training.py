@@ -166,7 +166,7 @@ def _plan_final(plan: Plan, places: RunPlaces, base: str) -> RunPlaces:
     checkpoint = places.train_folder / ("best" if recipe.data.held_out_queries is not None else "")
     source = ["--checkpoint", str(checkpoint), "--truncate"] if recipe.export.truncate else ["--exported", base]
     heads = ["--heads", str(places.heads_after)] if places.heads_after is not None else []
-    words = (*HEADRANK, "export-hf", "--overwrite", *source, *heads, "--base", origin, "--output", str(output))
+    words: tuple[str, ...] = (*HEADRANK, "export-hf", "--overwrite", *source, *heads, "--base", origin, "--output", str(output))
     reads = tuple(path for path in (places.trained, places.heads_after) if path is not None)
     marker = "adapter_config.json" if recipe.export.adapter_only else "config.json"
     made = plan.artifact(name, output, {"export": dump(recipe.export)}, reads, marker)

@@ -73,7 +73,7 @@ def _score(heads: HeadSet, base_model: str) -> str:
     if heads.prompt.is_late:
         text += " The query reads no passage: a score depends on the query and that passage alone, and passages can be kept in a store."
     elif heads.prompt.is_parallel:
-        text += " Passages are read side by side, so that their order does not change a score."
+        text += " It uses the parallel layout: scores do not depend on candidate order."
     return text
 
 

@@ -76,10 +76,12 @@ def rerank(job: RerankJob) -> None:
     output, key = Path(job.targets[0].output), job_key(job, requests)
     store = PartialResults(output, key, rank, restart=job.restart)
     barrier(world_size)  # all see the same finished queries, or the shares below would not fit together
+    # every world_size-th and not blocks: lists get longer towards the end of some collections
     pending = [request for request in requests if request.query_id not in store.done][rank::world_size]
     if store.done:
         _log.info("%s: %d of %d queries were done before, going on", output, len(store.done), len(requests))
     started = time.perf_counter()
+    # a finished run that is only written again loads no model, unless its facts are asked for
     rankers = build_rankers(job) if pending or (rank == 0 and any(target.meta for target in job.targets)) else []
     loaded = time.perf_counter()
     bar = _progress(pending)
@@ -109,8 +111,11 @@ def _score(rankers: Sequence[Any], batch: list[Request]) -> Iterator[dict[str, A
     started = time.perf_counter()
     lists = [(request.query, [{"title": d.title, "text": d.text} for d in request.documents]) for request in batch]
     results = [[result] for result in rankers[0].score_batch(lists)] if len(rankers) == 1 else _shared_scores(rankers, lists)
+    # a batch has one time: its queries share it evenly
     seconds = (time.perf_counter() - started) / len(batch)
     for request, (result, *others) in zip(batch, results, strict=True):
+        # kept in the retriever's order whatever order was read, so that runs of other orders can be compared line by
+        # line
         by_rank = sorted(range(len(request.candidates)), key=lambda place: request.candidates[place].rank)
         positions = result.positions or range(1, len(by_rank) + 1)
         yield (
@@ -194,7 +199,7 @@ def build_rankers(job: RerankJob) -> list[Any]:
 def _key_cache(job: RerankJob) -> dict[str, Any]:
     """The size of the late layout's memory, where it was given."""
     if job.key_cache_mb is not None and job.key_cache_mb < 0:
-        raise InputError(f"--key-cache-mb {job.key_cache_mb} must be at least 0")
+        raise InputError(f"`key_cache_mb` {job.key_cache_mb} must be at least 0")
     return {} if job.key_cache_mb is None else {"key_cache_bytes": job.key_cache_mb << 20}
 
 
@@ -240,6 +245,7 @@ def job_key(job: RerankJob, requests: Sequence[Request]) -> str:
         [request.query_id, request.query, [c.doc_id for c in request.candidates], [[d.title, d.text] for d in request.documents]]
         for request in requests
     ]
+    # where results go is left out: a moved output goes on from what was computed
     methods = [target.method for target in job.targets]
     model = file_state(job.model) if Path(job.model).is_dir() else job.model
     return fingerprint([settings, methods, heads, model, lists, *_store_state(job)])

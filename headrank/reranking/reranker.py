@@ -94,7 +94,7 @@ class HeadRankReranker(ABC):
         store that 'headrank index' made; ``store_add`` adds the passages that it lacks.
         """
         if store_add and store is None:
-            raise InputError("store_add needs a store to add to; give --store DIR")
+            raise InputError("`store_add` needs a store to add to; give `store`")
         if store is not None and heads.prompt.is_late:
             from headrank.passage_store.source import StoredPassages
 
@@ -131,7 +131,7 @@ class HeadRankReranker(ABC):
     ) -> list[list[dict[str, Any]]]:
         """Rank the documents of many queries."""
         if top_k is not None and top_k < 1:
-            raise InputError(f"top_k {top_k} must be at least 1")
+            raise InputError(f"`top_k` {top_k} must be at least 1")
         ranked = []
         for (_, documents), result in zip(requests, self.score_batch(requests, batch_size=batch_size), strict=True):
             order = sorted(range(len(documents)), key=lambda index: (-result.scores[index], index))[:top_k]
@@ -175,9 +175,7 @@ def choose_heads(model: str | Path, heads: HeadSet | str | Path | None, prompt: 
         return shipped_readouts.shipped_readout(shipped_readouts.DEFAULT, model)
     exported = read_headrank_json(model)
     if exported is None:
-        raise InputError(
-            f"{model}: no headrank.json beside this model; give --heads FILE, made by 'headrank select-heads' (in Python heads=)"
-        )
+        raise InputError(f"{model}: no headrank.json beside this model; give `heads`, a file made by 'headrank select-heads'")
     try:
         return HeadSet.from_dict(exported.get("heads"))
     except InputError as error:
@@ -187,7 +185,7 @@ def choose_heads(model: str | Path, heads: HeadSet | str | Path | None, prompt: 
 def checked_requests(requests: Sequence[tuple[str, Sequence[DocumentLike]]], batch_size: int) -> tuple[ListOfPairs, int]:
     """The lists as (query, (title, text) pairs) and the batch size; a list without documents is an InputError."""
     if batch_size < 1:
-        raise InputError(f"batch_size {batch_size} must be at least 1")
+        raise InputError(f"`batch_size` {batch_size} must be at least 1")
     pairs = [(query, titles_and_texts(documents)) for query, documents in requests]
     for query, documents in pairs:
         if not documents:
