@@ -19,6 +19,7 @@ from headrank.experiments.metrics_file import META, read_facts, write_metrics
 from headrank.experiments.phases import Call, Phase
 from headrank.files import plain_or_gzipped, write_json, write_jsonl
 from headrank.formats import Collection, read_lines, read_qrels, read_run, write_run
+from headrank.reranking import shipped_readouts
 from headrank.reranking.rerank_job import RerankJob, rerank
 from headrank.reranking.rerank_outputs import Target
 
@@ -77,7 +78,8 @@ class CellGroup:
         paths: list[Path | str | None] = [cell.benchmark.collection / f"{name}{end}" for name in names for end in ("", ".gz")]
         paths.append(self.settings.only)
         if cell.model is not None:
-            paths += [cell.heads] + ([cell.model.path] if Path(cell.model.path).is_dir() or cell.model.is_made_here else [])
+            paths += shipped_readouts.files(cell.heads) or [cell.heads]
+            paths += [cell.model.path] if Path(cell.model.path).is_dir() or cell.model.is_made_here else []
         return tuple(Path(path) for path in paths if path)
 
     def phase(self, needs: Sequence[str] = (), external: Sequence[Path] = ()) -> Phase:

@@ -32,6 +32,7 @@ from headrank.experiments.study import Benchmark, Row
 from headrank.files import plain_or_gzipped
 from headrank.formats import read_run
 from headrank.methods import POLICIES, find_method, method_name
+from headrank.reranking import shipped_readouts
 
 DEFAULT_DEPTH, DEFAULT_MEASURES = 40, ("nDCG@10",)
 
@@ -113,7 +114,8 @@ def _add_groups(plan: Plan, planned: list[PlannedCell]) -> dict[Path, str]:
     for each in planned:
         cell = each.cell
         shares = plan.loaded.study.measure.share_forward and find_method(cell.base_method).kind == "attention"
-        key: object = (cell.model, cell.benchmark.name, cell.depth, cell.order, each.settings) if shares else cell.folder
+        is_trained = cell.heads in shipped_readouts.TRAINED  # 'embedded' with these is another model than with other heads
+        key: object = (cell.model, is_trained, cell.benchmark.name, cell.depth, cell.order, each.settings) if shares else cell.folder
         group = groups.setdefault(key, _Group())
         settings[key] = each.settings
         group.cells.append(cell)
@@ -281,7 +283,7 @@ def _heads(plan: Plan, row: Row, places: RunPlaces) -> tuple[Path | None, str, t
         return heads_path(plan, places.name, recipe, wanted), selection_phase(plan, places.name, recipe), ()
     if wanted in POLICIES:
         raise InputError(f"{plan.loaded.path}: measure.rows: {row.method} wants heads of '{wanted}'; add it to heads.methods")
-    return Path(wanted), "", (Path(wanted),)
+    return Path(wanted), "", () if wanted in shipped_readouts.NAMES else (Path(wanted),)
 
 
 def _refuse_shared_folders(planned: list[PlannedCell]) -> None:

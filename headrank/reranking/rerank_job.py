@@ -261,7 +261,5 @@ def _heads_state(job: RerankJob, target: Target) -> str | None:
     """The content of the heads' file, also of a readout that the package brings, which another version may have fitted anew."""
     given = target.heads
     if given in shipped_readouts.NAMES or (given is None and target.method == "headrank" and job.model == EMBEDDED):
-        name = given or shipped_readouts.DEFAULT
-        adapter = file_state(shipped_readouts.ADAPTER) if name in shipped_readouts.TRAINED else ""
-        return fingerprint([content_digest(shipped_readouts.shipped_path(name)), adapter])
+        return fingerprint([file_state(path) for path in shipped_readouts.files(given or shipped_readouts.DEFAULT)])
     return content_digest(given) if given and Path(given).is_file() else given

@@ -39,6 +39,11 @@ def model_to_read(model: str | Path, heads: HeadSet | str | Path | None) -> str:
     return str(ADAPTER) if is_trained and str(model) == EMBEDDED else resolve_model(model)
 
 
+def files(name: str | None) -> list[Path]:
+    """What a shipped readout is read from, for whoever asks whether it changed; nothing for any other name."""
+    return [shipped_path(name), *([ADAPTER] if name in TRAINED else [])] if name in NAMES else []
+
+
 def is_shipped_adapter(model: str | Path) -> bool:
     """Whether this is the trained embedded model."""
     return Path(model).absolute() == ADAPTER.absolute()
