@@ -103,6 +103,16 @@ def test_rerank_and_benchmark_with_a_store_give_the_scores_without_one(model: Pa
             assert max(abs(found[doc] - plain[query][doc]) for doc in plain[query]) <= bound, run
 
 
+def test_only_the_candidates_of_a_run_are_indexed_if_asked_for(model: Path, collection: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    run = [f"q{number} Q0 d{5 * number + place} {place + 1} {9 - place} bm25\n" for number in range(3) for place in range(6)]
+    (collection / "run.bm25.txt").write_text("".join(run))
+    (tmp_path / "only").write_text("q0\nq2\n")
+    assert index(model, collection, store, "--depth", "3", "--only", str(tmp_path / "only")) == 0
+    found = PassageStore(store).find([passage_digest(("", text)) for text in texts(NUM_PASSAGES)])
+    assert [number for number, entry in enumerate(found) if entry] == [0, 1, 2, 10, 11, 12]
+
+
 KILLED = """
 import sys
 from headrank.passage_store import indexing
@@ -194,6 +204,8 @@ def test_damage_is_reported_with_exit_code_1_and_pruned(
         (["--info"], "no passage store there"),
         (["--prune"], "no passage store there"),
         (["--collection", "nowhere"], "no corpus.jsonl"),
+        (["--corpus", "c.jsonl", "--depth", "5"], "--depth takes the candidates"),
+        (["--collection", "c", "--only", "ids"], "--only goes with it"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_leaves_nothing(

@@ -400,8 +400,8 @@ def test_no_process_writes_before_all_have_read_what_is_done(
 ) -> None:
     events: list[str] = []
     original = rerank_job._score
-    monkeypatch.setattr(rerank_job, "_world", lambda: (1, 2))
-    monkeypatch.setattr(rerank_job, "_barrier", lambda *_, **__: events.append("wait"))
+    monkeypatch.setattr(rerank_job, "world", lambda: (1, 2))
+    monkeypatch.setattr(rerank_job, "barrier", lambda *_, **__: events.append("wait"))
     monkeypatch.setattr(rerank_job, "_score", lambda *given: events.append("score") or original(*given))
     assert main(arguments(model, collection, tmp_path / "out.txt", "--depth", "3")) == 0
     assert events == ["wait", "score", "score", "score", "wait", "wait"]
