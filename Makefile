@@ -7,6 +7,7 @@ VENV ?= .venv
 TP ?= 1
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
+PROCESSES ?= 1
 DEMO_ARGS ?=
 GPU_REPORT ?= gpu-report.json
 MEGATRON_WHEELS ?= $(HOME)/.cache/headrank/megatron-wheels
@@ -19,6 +20,9 @@ WANTED := $(shell cat setup.py constraints.txt | cksum | cut -d' ' -f1)
 RUN_STAMP := $(VENV)/.headrank-run-$(WANTED)
 DEV_STAMP := $(VENV)/.headrank-dev-$(WANTED)
 PIP := '$(BIN)/python' -m pip --disable-pip-version-check --no-input
+
+# File by file, so that what a file sets up once is set up once; in order, so that the long files of tests/distributed begin first.
+PYTEST_PARALLEL := $(if $(filter-out 1,$(PROCESSES)),-n $(PROCESSES) --dist loadfile --no-loadscope-reorder)
 
 # Waiting threads that spin make every process on a small machine several times slower.
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -39,11 +43,11 @@ setup-dev: $(DEV_STAMP) ## the same and the tools for tests and lint
 demo: $(RUN_STAMP) ## the main job on the embedded model and collection: pairs, heads, training, export, reranking, report
 	'$(BIN)/headrank' experiment run configs/demo.yaml --set training.tensor_parallel=$(TP) $(DEMO_ARGS)
 
-test: $(DEV_STAMP) ## all tests: unit, distributed, end to end
-	'$(BIN)/python' -m pytest $(PYTEST_ARGS)
+test: $(DEV_STAMP) ## all tests: unit, distributed, end to end; PROCESSES=2 runs two files at a time
+	'$(BIN)/python' -m pytest $(PYTEST_PARALLEL) $(PYTEST_ARGS)
 
 test-unit: $(DEV_STAMP) ## the fast loop
-	'$(BIN)/python' -m pytest tests/unit $(PYTEST_ARGS)
+	'$(BIN)/python' -m pytest tests/unit $(PYTEST_PARALLEL) $(PYTEST_ARGS)
 
 test-distributed: $(DEV_STAMP) ## real gloo processes, tiny models
 	'$(BIN)/python' -m pytest tests/distributed $(PYTEST_ARGS)

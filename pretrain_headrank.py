@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Sequence
 
 from headrank.errors import InputError
-from megatron_patches.training.arguments import parse_arguments
+from megatron_patches.training.arguments import build_parser, parse_arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,15 +26,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     from megatron_patches import device
 
     try:
-        with device.leaving_the_group():
+        with device.process_group_cleanup():
             return run(args)
     except InputError as error:
-        if _is_speaker():
-            sys.stderr.write(f"pretrain_headrank.py: {error}\n")
+        if _is_rank_zero():
+            sys.stderr.write(f"pretrain_headrank.py: {build_parser().in_flags(str(error))}\n")
         return 2
 
 
-def _is_speaker() -> bool:
+def _is_rank_zero() -> bool:
     """Whether this process tells the user: rank 0, and every process that does not know its rank."""
     from megatron_patches import device
 

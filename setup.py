@@ -57,7 +57,7 @@ setup(
     python_requires=">=3.10,<3.13",
     packages=find_packages(include=["headrank", "headrank.*", "data_tools", "data_tools.*", "megatron_patches", "megatron_patches.*"]),
     package_data={
-        "headrank": ["**/*.json", "**/*.html", "**/*.css", "**/*.js"],
+        "headrank": ["**/*.json", "**/*.html", "**/*.css", "**/*.js", "reranking/embedded/adapter/*"],
         "data_tools": ["**/*.json"],
         "megatron_patches": ["**/*.json"],
     },

@@ -4,7 +4,7 @@ Contenders, interleaved round by round in one process on one prompt (embedded mo
 
   floor    a bare SDPA forward of the first l_max + 1 layers over the prompt, ids given
   ours     HeadRankReranker, tokenisation and both branches included
-  parallel the same with documents side by side: attention linear in their number
+  parallel the same in the parallel layout: attention linear in their number
   two-pass two calls of the plain causal LM with SDPA and a KV cache (query, then N/A), rows recomputed from the kept
            queries and keys: how ICR and CoRe work
   eager    attn_implementation="eager" with output_attentions, two full passes (fewer passages: it is quadratic)

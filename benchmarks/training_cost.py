@@ -126,7 +126,7 @@ def compare(args: argparse.Namespace, model: str) -> dict[str, Any]:
     ratios = sorted(step / forward for step, forward in zip(steps["step"], steps["forward"], strict=True))
     print(
         f"{args.passages} passages, {sample.encoded.length} tokens, layers {args.last_layer + 1}/{trainer.shape.layers}, "
-        f"{torch.get_num_threads()} threads: literal {literal:.2f} s a pair, ours {ours:.2f} s a pair at {args.pairs} pairs a context, "
+        f"{torch.get_num_threads()} threads: literal {literal:.2f} s per pair, ours {ours:.2f} s per pair, {args.pairs} pairs per context, "
         f"{gain:.1f} x less (bar 10, {args.rounds} rounds); step / forward {statistics.median(ratios):.2f} "
         f"(bar 3.3, {len(ratios)} rounds from {ratios[0]:.2f} to {ratios[-1]:.2f})"
     )
@@ -185,7 +185,7 @@ def report_memory(args: argparse.Namespace) -> dict[str, int]:
 
 
 def time_ranks(args: argparse.Namespace) -> dict[str, float]:
-    """Seconds a step of two contexts at one rank, TP 2 and DP 2, each a torchrun of its own with one thread a rank."""
+    """Seconds a step of two contexts at one rank, TP 2 and DP 2, each a torchrun of its own with one thread per rank."""
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     from headrank.reranking.model_sources import resolve_model
@@ -203,7 +203,7 @@ def time_ranks(args: argparse.Namespace) -> dict[str, float]:
             printed = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **THREADS}).stdout
             found[name] = float(printed.split()[-1])
     shown = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in found.items())
-    print(f"a step of two contexts, one thread a rank: {shown}")
+    print(f"a step of two contexts, one thread per rank: {shown}")
     return found
 
 

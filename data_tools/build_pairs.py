@@ -8,7 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection as Sized
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from headrank.seeds import generator
 
 logger = logging.getLogger(__name__)
 
-MOST_SUBLISTS = 1_000_000  # a slip of the keyboard would otherwise fill the disk
+MAX_SUBLISTS = 1_000_000  # a slip of the keyboard would otherwise fill the disk
 
 
 @dataclass(frozen=True)
@@ -40,23 +40,26 @@ class PairSettings:
     sublist_size: tuple[int, int] = (20, 20)  # smallest, largest
     keep_full_list: bool = False
     sublists_by: str = "chance"  # "score": one passage from each stratum of the teacher's order
+    list_words: tuple[int, ...] = ()  # the passages of each list are cut to one of these, drawn per query
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.depth < 2:
-            raise InputError(f"--depth {self.depth}: a pair needs at least two candidates")
+            raise InputError(f"`depth` {self.depth}: a pair needs at least two candidates")
         if self.judged_only and self.unjudged_as_zero:
-            raise InputError("--judged-only leaves unjudged candidates out, --unjudged-as-zero keeps them; give one")
+            raise InputError("`judged_only` leaves unjudged candidates out, `unjudged_as_zero` keeps them; give one")
         if self.sublists and self.sublist_size[0] < 2:
-            raise InputError(f"--sublist-size {self.sublist_size[0]}: a pair needs at least two candidates")
+            raise InputError(f"`sublist_size` {self.sublist_size[0]}: a pair needs at least two candidates")
         if self.sublist_size[0] > self.sublist_size[1]:
-            raise InputError(f"--sublist-size {self.sublist_size[0]}-{self.sublist_size[1]}: the smallest comes first")
+            raise InputError(f"`sublist_size` {self.sublist_size[0]}-{self.sublist_size[1]}: the smallest comes first")
         if self.sublists_by not in SUBLISTS_BY:
-            raise InputError(f"--sublists-by {self.sublists_by}: not one of {', '.join(SUBLISTS_BY)}")
+            raise InputError(f"`sublists_by` {self.sublists_by}: not one of {', '.join(SUBLISTS_BY)}")
+        if any(words < 1 for words in self.list_words):
+            raise InputError(f"`list_words` {min(self.list_words)}: a passage keeps at least one word")
         if self.max_pairs < 0 or self.sublists < 0:
-            raise InputError("--max-pairs-per-query and --sublists cannot be negative")
-        if self.sublists > MOST_SUBLISTS:
-            raise InputError(f"--sublists {self.sublists}: more than {MOST_SUBLISTS:,} of one query; is there a digit too many?")
+            raise InputError("`max_pairs_per_query` and `sublists` cannot be negative")
+        if self.sublists > MAX_SUBLISTS:
+            raise InputError(f"`sublists` {self.sublists}: more than {MAX_SUBLISTS:,} of one query; is there a digit too many?")
 
 
 @dataclass
@@ -120,6 +123,7 @@ def build_pairs(
             if (known := labels.provenance()) is not None:
                 provenance.append({"collection": collection.name, **known})
             run = collection.run()
+            # a mistyped id of a hold-out list would let its query into the training without a word
             unseen -= run.keys()
             kept = {query_id: rows for query_id, rows in run.items() if query_id not in hold_out and (only is None or query_id in only)}
             for context, chosen in _preferences(collection, kept, labels, settings, count):
@@ -127,9 +131,9 @@ def build_pairs(
                 pairs.writelines(json.dumps(pair.to_dict(), ensure_ascii=False) + "\n" for pair in _records(context, chosen))
             counts.append(count)
         if unseen:
-            raise InputError(f"query id {min(unseen)!r} of the --hold-out or --only list is in none of the runs; correct the list")
+            raise InputError(f"query id {min(unseen)!r} of the `hold_out` or `only` list is in none of the runs; correct the list")
         if not any(count.pairs for count in counts):
-            raise InputError("no pairs: no two judged or labelled candidates have adjacent grades; see --depth and --unjudged-as-zero")
+            raise InputError("no pairs: no two judged or labelled candidates have adjacent grades; see `depth` and `unjudged_as_zero`")
         (output / SUMMARY_FILE).unlink(missing_ok=True)  # an older one must not vouch for files of which only some are replaced
         described = {"settings": asdict(settings), "collections": [count.to_dict() for count in counts]}
         json.dump({**described, "labels": provenance} if provenance else described, summary, indent=2)
@@ -157,13 +161,16 @@ def _preferences(
     texts = collection.documents({row.doc_id for rows in labelled_run.values() for row in rows}) if labelled_run else {}
     for query_id, rows in labelled_run.items():
         candidates = _candidates(rows, labels.of(query_id, [row.doc_id for row in rows]), texts, settings)
+        candidates = _cut(candidates, f"{collection.name}/{query_id}", settings)
         count.documents += len(rows)
         count.judged_documents += sum(is_judged for _, is_judged in candidates)
+        # ranks stay the retriever's: the middle zone is found by them, whatever is left out
         documents = [document for document, is_judged in candidates if is_judged or not settings.judged_only]
         found = False
         for context_id, members in _lists(f"{collection.name}/{query_id}", documents, settings):
             listed = tuple(documents[i] for i in members)
             chosen = _choose([document.grade for document in listed], context_id, settings)
+            # a list without a pair teaches nothing, and would still cost a forward in every epoch
             if not len(chosen):
                 continue
             found = True
@@ -189,11 +196,20 @@ def _candidates(
     ]
 
 
+def _cut(candidates: list[tuple[ContextDocument, bool]], name: str, settings: PairSettings) -> list[tuple[ContextDocument, bool]]:
+    """The candidates with the first words of their texts: as many for all of a query, so that no length betrays a label."""
+    if not settings.list_words:
+        return candidates
+    words = int(generator(settings.seed, "words", name).choice(settings.list_words))
+    return [(replace(document, text=" ".join(document.text.split()[:words])), is_judged) for document, is_judged in candidates]
+
+
 def _lists(name: str, documents: Sequence[ContextDocument], settings: PairSettings) -> Iterator[tuple[str, Sequence[int]]]:
     """The contexts of one query as (context id, indices into its candidates): the whole list, sub-lists, or both."""
     if not settings.sublists or settings.keep_full_list:
         yield name, range(len(documents))
     if settings.sublists and not (settings.keep_full_list and len(documents) <= settings.sublist_size[0]):
+        # a generator for every list: adding a collection or leaving out a query changes no other list
         rng = generator(settings.seed, "sublists", name)
         if settings.sublists_by == "score":
             drawn = sample_strata([document.teacher_score for document in documents], settings.sublists, settings.sublist_size, rng)

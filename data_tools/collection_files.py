@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrank.artifacts import atomic_folder
 from headrank.errors import InputError
-from headrank.files import put_in_place, require_writable
+from headrank.files import require_writable
 from headrank.formats import Document, Qrels, atomic_write, write_json, write_jsonl, write_run
 
 FACTS_FILE = "benchmark.json"
@@ -41,20 +39,14 @@ def write_collection(
     become). Judgements of queries that are not in ``queries`` are left out.
     """
     require_free(folder, overwrite)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        with atomic_write(temporary / "queries.tsv") as stream:
+    with atomic_folder(folder) as made:
+        with atomic_write(made / "queries.tsv") as stream:
             stream.writelines(f"{query_id}\t{text}\n" for query_id, text in queries.items())
         rows = ({"docid": document.doc_id, "title": document.title, "text": document.text} for document in documents.values())
-        write_jsonl(temporary / "corpus.jsonl", rows)
-        with atomic_write(temporary / "qrels.txt") as stream:
+        write_jsonl(made / "corpus.jsonl", rows)
+        with atomic_write(made / "qrels.txt") as stream:
             for query_id in queries:
                 stream.writelines(f"{query_id} 0 {doc_id} {grade}\n" for doc_id, grade in qrels.get(query_id, {}).items())
-        write_run(temporary / "run.bm25.txt", run, tag)
+        write_run(made / "run.bm25.txt", run, tag)
         if facts is not None:
-            write_json(temporary / FACTS_FILE, facts)
-        os.chmod(temporary, 0o755)
-        put_in_place(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            write_json(made / FACTS_FILE, facts)

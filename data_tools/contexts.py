@@ -1,4 +1,4 @@
-"""contexts.jsonl and pairs.jsonl: one candidate list a line, and the preferences within it."""
+"""contexts.jsonl and pairs.jsonl: one candidate list per line, and the preferences within it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headrank.errors import InputError
-from headrank.files import parse_object, read_lines
+from headrank.files import parse_object, read_json, read_lines
 
 CONTEXTS_FILE, PAIRS_FILE, SUMMARY_FILE = "contexts.jsonl", "pairs.jsonl", "pairs.summary.json"
 
@@ -96,9 +96,11 @@ def iterate_contexts_with_pairs(directory: Path) -> Iterator[tuple[Context, list
     for context in iterate_contexts(directory / CONTEXTS_FILE):
         if context.context_id in seen:
             raise InputError(f"{directory / CONTEXTS_FILE}: context {context.context_id!r} appears twice; remove one")
+        # ids alone are remembered, not contexts: a million of them fit into memory
         seen.add(context.context_id)
         places = {document.doc_id: (index, document.grade) for index, document in enumerate(context.documents)}
         chosen = []
+        # a merge of two sorted files: neither is ever held whole
         while pair is not None and pair.context_id == context.context_id:
             chosen.append(pair_indices(directory, pair, places))
             pair = next(pairs, None)
@@ -120,6 +122,23 @@ def pair_indices(directory: Path, pair: Pair, places: Mapping[str, tuple[int, in
             )
         found.append(index)
     return found[0], found[1]
+
+
+def origin_of_lists(directory: str | Path) -> dict[str, str]:
+    """Collection -> how many lists of it a folder holds and who labelled them, as pairs.summary.json says; empty without that file."""
+    path = Path(directory) / SUMMARY_FILE
+    summary = read_json(path) if path.is_file() else {}
+    if not isinstance(summary, dict):
+        return {}
+    teachers = {str(one.get("collection")): one.get("teacher") or {} for one in summary.get("labels") or []}
+    found = {}
+    for one in summary.get("collections") or []:
+        name, labels = str(one["name"]), ", judged"
+        if name in teachers:
+            teacher = teachers[name].get("inputs", {}).get("teacher", {}).get("name") or teachers[name].get("tag") or "a scored run"
+            labels = f", labels of {teacher}"
+        found[name] = f"{one['contexts']:,} lists{labels}"
+    return found
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -29,6 +29,7 @@ class EpochOrder:
         if not 0 <= index < self.length:
             raise IndexError(f"sample {index} of {self.length}")
         value = self._permute(index)
+        # cycle walking: the network permutes a power of two, and a walk from a valid place ends at a valid one
         while value >= self.length:
             value = self._permute(value)
         return value
@@ -37,6 +38,7 @@ class EpochOrder:
         mask = (1 << self._bits) - 1
         left, right = value >> self._bits, value & mask
         for key in self._round_keys:
+            # a Feistel round is a bijection whatever _mix is, so every index comes exactly once
             left, right = right, left ^ (_mix(right ^ key) & mask)
         return left << self._bits | right
 

@@ -66,7 +66,7 @@ def import_lists(
 ) -> ImportCounts:
     """Write ``output``; it appears whole or not at all. ``queries`` and ``passages`` explain the ids of id triples."""
     if (queries is None) != (passages is None):
-        raise InputError("--queries and --passages explain the ids of triples together; give both, or none for files that hold the texts")
+        raise InputError("`queries` and `passages` explain the ids of triples together; give both, or none for files that hold the texts")
     require_free(output)
     forms = {str(path): "id-triples" if passages is not None else format_of(path) for path in files}
     output.absolute().parent.mkdir(parents=True, exist_ok=True)

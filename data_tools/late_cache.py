@@ -1,14 +1,13 @@
 """Lists of the late layout tokenised once: every different passage once, every context's query, memory-mapped.
 
 A passage's tokens depend on its text and the prompt alone, so a passage that stands in many lists is stored once. While a cache
-is built a table of digests (some hundred bytes a passage) is in memory; reading needs none.
+is built a table of digests (some hundred bytes per passage) is in memory; reading needs none.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,9 @@ import numpy as np
 
 from data_tools.array_folder import Arrays, ArrayWriter, in_chunks, open_or_build
 from data_tools.contexts import CONTEXTS_FILE, PAIRS_FILE, Context, iterate_contexts_with_pairs
+from data_tools.list_arrays import LIST_DTYPES, LIST_WIDTHS, ListArrays, ListWriter
 from data_tools.token_cache import file_digest, tokenizer_digest
+from headrank.artifacts import fingerprint
 from headrank.method.late_prompt import EncodedPassage, EncodedQuery, LateEncoder
 
 FORMAT = 1  # raise when the layout of the files changes
@@ -30,20 +31,14 @@ _ARRAYS = Arrays(
         "is_shortened": np.uint8,  # [P]
         "query_tokens": np.int32,  # all query branches one after another
         "queries": np.int64,  # [C, 2] end of the branch's tokens, its first row
-        "members": np.int64,  # passage of each document of all contexts, list order
-        "grades": np.int32,  # like members, -1 unjudged
-        "teacher": np.float32,  # like members: a teacher's raw scores, NaN where there is none
-        "documents": np.int64,  # [C + 1] first document of each context
-        "pairs": np.int32,  # [M, 2] (chosen, rejected) list indices
-        "pair_starts": np.int64,  # [C + 1] first pair of each context
-        "names": np.uint8,  # UTF-8 of context and query ids
-        "name_ends": np.int64,  # [C, 2] end of context id and of query id in names
+        "members": np.int64,  # like grades: the passage of each document
+        **LIST_DTYPES,
     },
-    {"queries": 2, "pairs": 2, "name_ends": 2},
+    {"queries": 2, **LIST_WIDTHS},
 )
 
 
-class LateCache:
+class LateCache(ListArrays):
     """An opened cache; the arrays are those of _ARRAYS."""
 
     passage_tokens: np.ndarray
@@ -53,26 +48,10 @@ class LateCache:
     query_tokens: np.ndarray
     queries: np.ndarray
     members: np.ndarray
-    grades: np.ndarray
-    teacher: np.ndarray
-    documents: np.ndarray
-    pairs: np.ndarray
-    pair_starts: np.ndarray
-    names: np.ndarray
-    name_ends: np.ndarray
 
     def __init__(self, folder: Path) -> None:
-        """Map the files of ``folder``; nothing is read until asked for."""
-        self.folder = folder
-        for name, array in _ARRAYS.open(folder).items():
-            setattr(self, name, array)
-        self.num_contexts = len(self.documents) - 1
-
-    def names_of(self, context: int) -> tuple[str, str]:
-        """Context id and query id."""
-        start = int(self.name_ends[context - 1, 1]) if context else 0
-        middle, end = map(int, self.name_ends[context])
-        return bytes(self.names[start:middle]).decode(), bytes(self.names[middle:end]).decode()
+        """Map the files of ``folder``."""
+        super().__init__(folder, _ARRAYS)
 
     def query_of(self, context: int) -> EncodedQuery:
         """The query branch."""
@@ -91,23 +70,7 @@ class LateCache:
 
     def members_of(self, context: int) -> np.ndarray:
         """The passages [N] of a context in list order."""
-        return np.array(self.members[self._documents(context)])
-
-    def grades_of(self, context: int) -> np.ndarray:
-        """Grades int64 [N] in list order, -1 where unjudged."""
-        return np.array(self.grades[self._documents(context)], np.int64)
-
-    def teacher_of(self, context: int) -> np.ndarray:
-        """A teacher's raw scores float32 [N] in list order, NaN where it gave none."""
-        return np.array(self.teacher[self._documents(context)])
-
-    def pairs_of(self, context: int) -> np.ndarray:
-        """Pairs int64 [M, 2] of (chosen, rejected) list indices."""
-        first, stop = map(int, self.pair_starts[context : context + 2])
-        return np.array(self.pairs[first:stop], np.int64)
-
-    def _documents(self, context: int) -> slice:
-        return slice(*map(int, self.documents[context : context + 2]))
+        return np.array(self.members[self.documents_of(context)])
 
 
 def open_late_cache(directory: Path, encoder: LateEncoder, cache: Path | None = None) -> LateCache:
@@ -130,7 +93,7 @@ def late_cache_key(directory: Path, encoder: LateEncoder) -> str:
         "max_length": encoder.max_length,
         "probe": [encoder.opening_ids.tolist(), probe[0].input_ids.tolist(), probe[0].first_row, probe[1].input_ids.tolist()],
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    return fingerprint(parts)
 
 
 def token_digest(tokens: np.ndarray) -> int:
@@ -140,9 +103,8 @@ def token_digest(tokens: np.ndarray) -> int:
 
 def _write_contexts(directory: Path, encoder: LateEncoder, writer: ArrayWriter) -> None:
     known: dict[bytes, int] = {}  # digest of title and text -> passage
-    ends = dict.fromkeys(("passages", "queries", "documents", "pairs", "names"), 0)
-    writer.append("documents", [0])
-    writer.append("pair_starts", [0])
+    ends = dict.fromkeys(("passages", "queries"), 0)
+    lists = ListWriter(writer)
     for chunk in in_chunks(iterate_contexts_with_pairs(directory), _CONTEXTS_PER_CALL):
         members = _add_passages([context for context, _ in chunk], encoder, writer, known, ends)
         for (context, chosen), listed in zip(chunk, members, strict=True):
@@ -151,18 +113,7 @@ def _write_contexts(directory: Path, encoder: LateEncoder, writer: ArrayWriter) 
             writer.append("query_tokens", query.input_ids)
             writer.append("queries", [ends["queries"], query.first_row])
             writer.append("members", listed)
-            writer.append("grades", [-1 if document.grade is None else document.grade for document in context.documents])
-            scores = [document.teacher_score for document in context.documents]
-            writer.append("teacher", [math.nan if score is None else score for score in scores])
-            writer.append("pairs", chosen)
-            context_name, query_name = context.context_id.encode(), context.query_id.encode()
-            writer.append("names", np.frombuffer(context_name + query_name, np.uint8))
-            writer.append("name_ends", [ends["names"] + len(context_name), ends["names"] + len(context_name) + len(query_name)])
-            ends["names"] += len(context_name) + len(query_name)
-            ends["documents"] += len(context.documents)
-            ends["pairs"] += len(chosen)
-            writer.append("documents", [ends["documents"]])
-            writer.append("pair_starts", [ends["pairs"]])
+            lists.add(context, chosen)
 
 
 def _add_passages(

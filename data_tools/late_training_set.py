@@ -142,14 +142,17 @@ class LateTrainingSet:
     def _draw(self, cache: LateCache, inner: int, key: tuple[int, ...]) -> np.ndarray:
         """Sorted list indices of the passages of one visit."""
         members = cache.members_of(inner)
+        # an empty passage has no token to give a gradient; reranking puts it last without asking the model
         usable = np.flatnonzero(cache.lengths_of(members))
         if len(usable) <= self.passages_per_query:
             return usable
+        # keyed by folder, epoch and list: another visit draws other passages, a resumed run draws the same
         rng = generator("passages", *key, inner)
         teacher = cache.teacher_of(inner)[usable]
         if (~np.isnan(teacher)).sum() >= self.passages_per_query:
             scores = [None if np.isnan(score) else float(score) for score in teacher]
             spread = usable[sample_strata(scores, 1, (self.passages_per_query, self.passages_per_query), rng)[0]]
+            # a draw by strata may miss every pair of a list with few of them; then one is put in by hand below
             if not self.needs_pairs or np.isin(cache.pairs_of(inner), spread).all(axis=1).any():
                 return spread
         pairs = cache.pairs_of(inner)
@@ -176,8 +179,11 @@ class LateTrainingSet:
             frame=self.frame,
             passages=tuple(cache.passage(int(number)).input_ids for number in members[places]),
             digests=np.array(cache.digests[members[places]]),
+            # of the whole list and not of the draw: a relevant passage that was not drawn must not become a negative
+            # elsewhere in the batch
             list_digests=np.array(cache.digests[members]),
             places=places,
+            # the place in the list is the retriever's rank: contexts are written in its order
             retrieval_ranks=places.astype(np.int64) + 1,
             grades=cache.grades_of(inner)[places],
             pairs=pairs[(pairs >= 0).all(axis=1)],
@@ -190,6 +196,7 @@ def _check_lists(directory: Path, cache: LateCache, needs_pairs: bool) -> None:
     if not cache.num_contexts:
         raise InputError(f"{directory}: no lists to train on; make them with 'headrank pairs'")
     is_usable = (cache.lengths_of(cache.members) > 0).astype(np.int64)
+    # reduceat needs non-empty lists, which contexts.jsonl guarantees
     counts = np.add.reduceat(is_usable, cache.documents[:-1])
     for number in np.flatnonzero(counts == 0)[:1]:
         raise InputError(f"{directory}: all passages of context {cache.names_of(number)[0]!r} are empty; remove it")

@@ -50,6 +50,8 @@ class ListMixture:
         """``sizes`` are the lists of each folder."""
         self.sizes, self.seed = tuple(sizes), seed
         self._starts = np.concatenate([[0], np.cumsum(sizes)])
+        # one shuffled cycle of a thousand slots instead of a draw per step: shares are exact, and any step can be asked
+        # for
         self._slots = None if shares is None else generator(seed, "mixture").permutation(_deal(shares))
         if self._slots is not None:
             self._counts = np.bincount(self._slots, minlength=len(sizes))
@@ -74,6 +76,7 @@ class ListMixture:
 
     def _order(self, folder: int, size: int, epoch: int) -> EpochOrder:
         known = self._orders.get(folder)
+        # one order per folder is kept: steps go through epochs in sequence
         if known is None or known[0] != epoch:
             known = self._orders[folder] = (epoch, EpochOrder(size, self.seed, "folder", folder, epoch))
         return known[1]
@@ -82,6 +85,7 @@ class ListMixture:
 def _deal(shares: Sequence[float]) -> np.ndarray:
     """The folder of each slot, by largest remainders; every folder gets at least one."""
     exact = np.array(shares) / sum(shares) * _SLOTS
+    # at least one slot: a folder that was given is read, however small its share
     counts = np.maximum(np.floor(exact).astype(int), 1)
     for folder in np.argsort(np.floor(exact) - exact, kind="stable")[: max(0, _SLOTS - int(counts.sum()))]:
         counts[folder] += 1

@@ -17,6 +17,7 @@ SUBLISTS_BY = ("chance", "score")  # how sub-lists are drawn: sample_sublists, s
 def known_grades(grades: Grades, *, unjudged_as_zero: bool = False) -> list[int | None]:
     """The grades that count: negative ones (TREC's marks for spam) are not relevant, unjudged stay unknown or become 0."""
     unknown = 0 if unjudged_as_zero else None
+    # TREC marks spam with grades below 0; as levels of their own they would make pairs among bad passages
     return [unknown if grade is None else max(grade, 0) for grade in grades]
 
 
@@ -37,6 +38,7 @@ def random_pairs(grades: Grades, rng: np.random.Generator) -> np.ndarray:
     """
     every = graded_pairs(grades)
     count = len(adjacent_pairs(grades))
+    # sorted: which pairs were drawn must not change the order in which a context writes them
     return every[np.sort(rng.choice(len(every), count, replace=False))] if count else every[:0]
 
 
@@ -71,6 +73,7 @@ def _even_quotas(counts: np.ndarray, total: int) -> np.ndarray:
         open_levels = np.flatnonzero(quotas < counts)
         share = left // len(open_levels)
         if share == 0:
+            # the rest goes to the highest grades, usually the rarest
             quotas[open_levels[-left:]] += 1
         else:
             quotas[open_levels] += np.minimum(share, counts[open_levels] - quotas[open_levels])
@@ -96,6 +99,7 @@ def sample_sublists(grades: Grades, count: int, sizes: tuple[int, int], rng: np.
         # nothing is drawn for one length, so that a seed gives the lists that it always gave
         size = min(smallest if smallest == largest else int(rng.integers(smallest, largest + 1)), len(grades))
         pair = pairs[rng.integers(len(pairs))]
+        # from everything else, also other grades: a list of two grades only would be easier than what is reranked
         others = np.setdiff1d(np.arange(len(grades)), pair)
         chosen = np.sort(np.concatenate([pair, rng.choice(others, size - 2, replace=False)]))
         found.setdefault(chosen.tobytes(), chosen)

@@ -105,7 +105,7 @@ def _from_ir_datasets(benchmark: Benchmark, dataset_id: str | None, watch: Watch
         raise InputError(f"{benchmark.name}: ir_datasets does not have it as the paper uses it; {benchmark.source}")
     if benchmark.retriever != "bm25":
         raise InputError(
-            f"{benchmark.name}: needs candidates of {benchmark.retriever}, and ir_datasets has none; give a folder with --from"
+            f"{benchmark.name}: needs candidates of {benchmark.retriever}, and ir_datasets has none; give a folder with `from`"
         )
     dataset = load_dataset(dataset_id)
     qrels = read_dataset_qrels(dataset, dataset_id)

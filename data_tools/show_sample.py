@@ -106,7 +106,7 @@ def _first_words(text: str, words: int) -> str:
 
 
 def _table(context: Context, order: list[int], encoded: EncodedContext, pairs: np.ndarray) -> RenderableType:
-    """One row a document: where it stands, what it was judged, and which documents it should beat."""
+    """One row per document: where it stands, what it was judged, and which documents it should beat."""
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)

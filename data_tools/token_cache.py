@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,8 @@ import numpy as np
 
 from data_tools.array_folder import Arrays, ArrayWriter, in_chunks, open_or_build
 from data_tools.contexts import CONTEXTS_FILE, PAIRS_FILE, iterate_contexts_with_pairs
+from data_tools.list_arrays import LIST_DTYPES, LIST_WIDTHS, ListArrays, ListWriter
+from headrank.artifacts import content_digest, fingerprint
 from headrank.errors import InputError
 from headrank.method.late_prompt import LateEncoder
 from headrank.method.ordering import training_order
@@ -29,15 +30,9 @@ _DTYPES: dict[str, type] = {
     "rows": np.int64,  # [R, 10], see _row
     "spans": np.int32,  # [documents of all rows, 2], in prompt order
     "orders": np.int32,  # list index of the document at each prompt position, like spans
-    "grades": np.int32,  # [documents of all contexts], list order, -1 unjudged
-    "teacher": np.float32,  # like grades: a teacher's raw scores, NaN where there is none
-    "documents": np.int64,  # [C + 1] first document of each context
-    "pairs": np.int32,  # [M, 2] (chosen, rejected) list indices
-    "pair_starts": np.int64,  # [C + 1] first pair of each context
-    "names": np.uint8,  # UTF-8 of context and query ids
-    "name_ends": np.int64,  # [C, 2] end of context id and of query id in names
+    **LIST_DTYPES,
 }
-_ARRAYS = Arrays(_DTYPES, {"rows": 10, "spans": 2, "pairs": 2, "name_ends": 2})
+_ARRAYS = Arrays(_DTYPES, {"rows": 10, "spans": 2, **LIST_WIDTHS})
 
 
 def context_bytes(num_tokens: float, num_documents: float, num_pairs: float, name_bytes: float, num_orders: int = 1) -> float:
@@ -58,33 +53,18 @@ def context_bytes(num_tokens: float, num_documents: float, num_pairs: float, nam
     return _ARRAYS.bytes_of(entries)
 
 
-class TokenCache:
+class TokenCache(ListArrays):
     """An opened cache; ``permutations`` are the ids whose rows it holds, in order. The arrays are those of _ARRAYS."""
 
     tokens: np.ndarray
     rows: np.ndarray
     spans: np.ndarray
     orders: np.ndarray
-    grades: np.ndarray
-    teacher: np.ndarray
-    documents: np.ndarray
-    pairs: np.ndarray
-    pair_starts: np.ndarray
-    names: np.ndarray
-    name_ends: np.ndarray
 
     def __init__(self, folder: Path, permutations: Sequence[int], *, is_parallel: bool = False) -> None:
-        """Map the files of ``folder``; nothing is read until asked for. ``is_parallel`` is a switch of the prompt, as of all rows."""
-        self.folder, self.permutations, self.is_parallel = folder, tuple(permutations), is_parallel
-        for name, array in _ARRAYS.open(folder).items():
-            setattr(self, name, array)
-        self.num_contexts = len(self.documents) - 1
-
-    def names_of(self, context: int) -> tuple[str, str]:
-        """Context id and query id."""
-        start = int(self.name_ends[context - 1, 1]) if context else 0
-        middle, end = map(int, self.name_ends[context])
-        return bytes(self.names[start:middle]).decode(), bytes(self.names[middle:end]).decode()
+        """Map the files of ``folder``. ``is_parallel`` is a switch of the prompt, as of all rows."""
+        super().__init__(folder, _ARRAYS)
+        self.permutations, self.is_parallel = tuple(permutations), is_parallel
 
     def encoded(self, context: int, slot: int) -> tuple[EncodedContext, np.ndarray]:
         """The tokens of a context in its ``slot``-th order, and the list index at each prompt position [N]."""
@@ -104,21 +84,6 @@ class TokenCache:
             is_parallel=self.is_parallel,
         )
         return encoded, np.array(self.orders[begin : begin + stop - first])
-
-    def grades_of(self, context: int) -> np.ndarray:
-        """Grades [N] in list order, -1 where unjudged."""
-        first, stop = map(int, self.documents[context : context + 2])
-        return np.array(self.grades[first:stop])
-
-    def teacher_of(self, context: int) -> np.ndarray:
-        """A teacher's raw scores float32 [N] in list order, NaN where it gave none."""
-        first, stop = map(int, self.documents[context : context + 2])
-        return np.array(self.teacher[first:stop])
-
-    def pairs_of(self, context: int) -> np.ndarray:
-        """Pairs [M, 2] of (chosen, rejected) list indices."""
-        first, stop = map(int, self.pair_starts[context : context + 2])
-        return np.array(self.pairs[first:stop])
 
 
 def open_cache(directory: Path, encoder: PromptEncoder, permutations: Sequence[int], seed: int, cache: Path | None = None) -> TokenCache:
@@ -146,18 +111,14 @@ def cache_key(directory: Path, encoder: PromptEncoder, permutations: Sequence[in
         "permutations": list(permutations),
         "permutation_seed": seed if any(permutations) else None,
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    return fingerprint(parts)
 
 
 def file_digest(path: Path) -> str:
     """The digest of a whole training file; one that is not there is an InputError."""
     if not path.is_file():
         raise InputError(f"{path}: no such file; make it with 'headrank pairs'")
-    digest = hashlib.blake2b(digest_size=16)
-    with open(path, "rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+    return content_digest(path)
 
 
 def tokenizer_digest(encoder: PromptEncoder | LateEncoder) -> str:
@@ -169,9 +130,7 @@ def tokenizer_digest(encoder: PromptEncoder | LateEncoder) -> str:
 
 
 def _write_rows(directory: Path, encoder: PromptEncoder, permutations: Sequence[int], seed: int, writer: ArrayWriter) -> None:
-    tokens = documents = pairs = names = 0
-    writer.append("documents", [0])
-    writer.append("pair_starts", [0])
+    lists, tokens = ListWriter(writer), 0
     for chunk in in_chunks(iterate_contexts_with_pairs(directory), max(1, _PROMPTS_PER_CALL // len(permutations))):
         orders = [
             [
@@ -194,16 +153,7 @@ def _write_rows(directory: Path, encoder: PromptEncoder, permutations: Sequence[
                 writer.append("spans", one.document_spans)
                 writer.append("orders", order)
                 tokens += one.length
-            writer.append("grades", [-1 if document.grade is None else document.grade for document in context.documents])
-            scores = [document.teacher_score for document in context.documents]
-            writer.append("teacher", [math.nan if score is None else score for score in scores])
-            writer.append("pairs", chosen)
-            context_name, query_name = context.context_id.encode(), context.query_id.encode()
-            writer.append("names", np.frombuffer(context_name + query_name, np.uint8))
-            writer.append("name_ends", [names + len(context_name), names + len(context_name) + len(query_name)])
-            documents, pairs, names = documents + len(context.documents), pairs + len(chosen), names + len(context_name) + len(query_name)
-            writer.append("documents", [documents])
-            writer.append("pair_starts", [pairs])
+            lists.add(context, chosen)
 
 
 def _row(encoded: EncodedContext, start: int) -> list[int]:

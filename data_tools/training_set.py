@@ -73,6 +73,7 @@ class TrainingSet:
         cache = None if cache_directory is None else Path(cache_directory)
         self.cache = open_cache(self.directory, encoder, self.permutation_ids, permutation_seed, cache)
         self.num_contexts = self.cache.num_contexts
+        # arrays and one search per sample instead of a list of all samples: a million contexts cost megabytes
         self._chunks = -(-np.diff(self.cache.pair_starts) // pairs_per_context)  # [C] ceil(M / P)
         per_context = self._chunks if epoch == "pairs" else np.minimum(self._chunks, 1)
         self._starts = np.concatenate([[0], np.cumsum(per_context)])
@@ -105,7 +106,10 @@ class TrainingSet:
         if self.epoch_unit == "contexts":
             cycle, chunk = divmod(epoch, num_chunks)
         pairs = self.cache.pairs_of(context)
+        # keyed by context and pass, not drawn in sequence: any rank can make any sample, and a resumed run makes the
+        # same ones
         shuffled = generator(self.seed, "pairs", cycle, context).permutation(len(pairs))
+        # nearly equal parts: a last chunk of one pair would weigh as much as one of sixteen
         chosen = pairs[shuffled[len(pairs) * chunk // num_chunks : len(pairs) * (chunk + 1) // num_chunks]]
         return self._assemble(context, slot, chosen)
 

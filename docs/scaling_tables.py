@@ -80,7 +80,7 @@ def models() -> str:
         memory = (gib(one.measured.lasting_bytes), gib(one.measured.activation_bytes), "yes" if one.fits else "no")
         flops = f"{one.measured.microbatch.flops / 1e12:.1f}"
         rows.append((model, depth, *memory, flops, f"{one.step.bound:.3g}", f"{one.step.serial:.3g}", hours(one)))
-    header = ("model", "layers", "lasting GiB", "activations GiB", "fits", "TFLOP a context and GPU", "step s, bound", "serial", "hours")
+    header = ("model", "layers", "lasting GiB", "activations GiB", "fits", "TFLOP per context and GPU", "step s, bound", "serial", "hours")
     return markdown(header, rows)
 
 
@@ -137,7 +137,7 @@ def contexts() -> str:
         "tokens",
         "activations GiB",
         "recomputed",
-        "TFLOP a GPU",
+        "TFLOP per GPU",
         "against linear",
         "s per context, serial",
         "recomputed",

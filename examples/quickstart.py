@@ -1,7 +1,7 @@
 """Rerank a handful of passages with the embedded model: `python examples/quickstart.py [MODEL]`.
 
-MODEL may be any Hugging Face decoder, or a directory written by `headrank export-hf`, which brings its own trained heads.
-Without trained heads all heads are read (the ICR baseline), so this runs before anything was trained.
+MODEL may be any Hugging Face decoder, or a directory written by `headrank export-hf`, which brings its own trained heads. The
+embedded model brings fitted weights; of any other model all heads are read (the ICR baseline), so nothing has to be trained first.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ PASSAGES = [
 def main() -> None:
     """Print the passages, best first."""
     model = sys.argv[1] if len(sys.argv) > 1 else "embedded"
-    trained = (Path(model) / "headrank.json").is_file()
-    reranker = HeadRankReranker.from_pretrained(model, heads=None if trained else "all")
+    brings_heads = model == "embedded" or (Path(model) / "headrank.json").is_file()
+    reranker = HeadRankReranker.from_pretrained(model, heads=None if brings_heads else "all")
     for row in reranker.rank("why does a violin bow need rosin", PASSAGES, return_documents=True):
         text = row["text"] if isinstance(row["text"], str) else row["text"]["text"]
         print(f"{row['score']:+.4f}  {text}")

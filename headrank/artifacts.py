@@ -43,13 +43,19 @@ def fingerprint(facts: object) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True, ensure_ascii=False, default=str).encode()).hexdigest()[:16]
 
 
-def content_digest(path: str | os.PathLike[str]) -> str:
-    """Sixteen hex digits of a file's whole content, whatever its size."""
+def content_digest(*paths: str | os.PathLike[str]) -> str:
+    """Sixteen hex digits of the whole content of files, one after the other, whatever their size."""
+    return sha256_of(*paths)[:16]
+
+
+def sha256_of(*paths: str | os.PathLike[str]) -> str:
+    """The sha256 of files, one after the other, read in blocks."""
     digest = hashlib.sha256()
-    with open(path, "rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()[:16]
+    for path in paths:
+        with open(path, "rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 def file_state(path: str | os.PathLike[str]) -> str:
@@ -232,6 +238,12 @@ def _flat(values: Inputs, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...],
     return found
 
 
+def hidden_beside(output: Path) -> Path:
+    """Where a folder is made before it takes its name: on the same disk, so that the rename is one step."""
+    output = output.absolute()
+    return output.with_name(f".{output.name}.partial")
+
+
 @contextlib.contextmanager
 def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A folder to fill, renamed to ``path`` on success; on failure it goes and what had the name stays.
@@ -239,7 +251,7 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     The name of the unfinished folder is the same every time: what a killed process left is removed by the next one.
     """
     output = Path(path)
-    partial = output.absolute().with_name(f".{output.absolute().name}.partial")
+    partial = hidden_beside(output)
     remove(partial)
     try:
         partial.mkdir(parents=True)

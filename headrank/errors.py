@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Iterator
 from typing import NoReturn
 
 
 class InputError(ValueError):
     """Bad input from outside: a file, a parameter, a checkpoint.
 
-    The message is one line that names the place (file and line, or parameter), the value found and the remedy. Commands
-    print it without a traceback and exit with code 2; library callers can catch it, also as the ValueError it is.
+    The message is one line that names the place (file and line, or parameter), the value found and the remedy. It writes
+    parameters as a Python caller knows them, in backticks: `max_words`. Commands print it in the words of their flags
+    (``OneLineParser.in_flags``), without a traceback, and exit with code 2; library callers can catch it, also as the
+    ValueError it is.
     """
 
 
 class OneLineParser(argparse.ArgumentParser):
     """A parser that says what is wrong with a call; argparse's own prints the whole usage before it."""
 
+    def in_flags(self, message: str) -> str:
+        """A library's message for somebody at the command line: `max_words` becomes --max-words, where this parser has the flag."""
+        known = set(_options_of(self))
+
+        def flag(found: re.Match[str]) -> str:
+            name = found[1].replace("_", "-")
+            # a query or a file name may hold backticks too: only what the parser knows is a parameter
+            return next((option for option in (f"--{name}", f"--headrank-{name}") if option in known), found[0])
+
+        return re.sub(r"`([a-z][a-z_]*)`", flag, message)
+
     def error(self, message: str) -> NoReturn:
         """Say it and exit with 2."""
         self.exit(2, f"{self.prog}: {message}; see '{self.prog} --help'\n")
+
+
+def _options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Every flag of a parser and of its actions ('prepare', 'run', ...)."""
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from _options_of(inner)

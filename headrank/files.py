@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import gzip
-import hashlib
 import json
 import os
 import shutil
@@ -54,25 +53,6 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO]:
         if error.errno not in DISK_ERRORS:
             raise
         raise InputError(f"{path}: cannot be written ({error.strerror}); make room or choose another place") from error
-
-
-def file_sha256(path: str | os.PathLike[str]) -> str:
-    """Sixteen digits of a file's content."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
-
-
-def file_key(path: str | os.PathLike[str]) -> str:
-    """What tells another version of a large file without reading it: name, size and time."""
-    facts = Path(path).stat()
-    return f"{Path(path).name} {facts.st_size} {facts.st_mtime_ns}"
-
-
-def folder_key(path: str | os.PathLike[str]) -> str | None:
-    """The same of all files in a folder, in sixteen digits; None for what is no folder (a model's name on the hub)."""
-    if not Path(path).is_dir():
-        return None
-    files = sorted(file for file in Path(path).iterdir() if file.is_file())
-    return hashlib.sha256("\n".join(map(file_key, files)).encode()).hexdigest()[:16]
 
 
 def put_in_place(partial: Path, output: Path) -> None:
@@ -172,11 +152,11 @@ def parse_object(path: str | os.PathLike[str], number: int, line: str) -> dict:
     try:
         row = json.loads(line)
     except RecursionError:
-        raise InputError(f"{path}:{number}: JSON nested too deeply: {shown(line)}") from None
+        raise InputError(f"{path}:{number}: JSON nested too deeply: {quote(line)}") from None
     except ValueError as error:  # also integers of thousands of digits, which are no JSONDecodeError
-        raise InputError(f"{path}:{number}: not JSON ({error}): {shown(line)}") from error
+        raise InputError(f"{path}:{number}: not JSON ({error}): {quote(line)}") from error
     if not isinstance(row, dict):
-        raise InputError(f"{path}:{number}: expected a JSON object, found {shown(line)}")
+        raise InputError(f"{path}:{number}: expected a JSON object, found {quote(line)}")
     if "\\ud" in line or "\\uD" in line:
         _refuse_surrogates(path, number, row)
     return row
@@ -190,13 +170,13 @@ def _refuse_surrogates(path: str | os.PathLike[str], number: int, row: dict) -> 
         raise InputError(f"{path}:{number}: half a surrogate pair (\\ud800 to \\udfff) is not a character; repair the text") from None
 
 
-def shown(line: str, limit: int = 80) -> str:
+def quote(line: str, limit: int = 80) -> str:
     """The beginning of a line as it may stand in a message."""
     return repr(line if len(line) <= limit else line[:limit] + "…")
 
 
 def write_jsonl(path: str | os.PathLike[str], rows: Iterable[Mapping]) -> None:
-    """Write one JSON object a line, keys in the given order."""
+    """Write one JSON object per line, keys in the given order."""
     with atomic_write(path) as stream:
         for row in rows:
             stream.write(json.dumps(row, ensure_ascii=False) + "\n")

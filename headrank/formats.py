@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrank.errors import InputError
-from headrank.files import atomic_write, parse_object, read_json, read_lines, shown, write_json, write_jsonl
+from headrank.files import atomic_write, parse_object, quote, read_json, read_lines, write_json, write_jsonl
 
 __all__ = [
     "Candidate",
@@ -69,11 +69,11 @@ def read_queries(path: str | os.PathLike[str]) -> dict[str, str]:
     queries: dict[str, str] = {}
     for number, line in read_lines(path):
         if "\r" in line:
-            raise InputError(f"{path}:{number}: a carriage return within {shown(line)}; convert the line ends to \\n")
+            raise InputError(f"{path}:{number}: a carriage return within {quote(line)}; convert the line ends to \\n")
         query_id, tab, text = line.partition("\t")
         query_id, text = query_id.strip(), text.strip()
         if not tab or not query_id or not text:
-            raise InputError(f"{path}:{number}: expected 'query id<TAB>text', found {shown(line)}")
+            raise InputError(f"{path}:{number}: expected 'query id<TAB>text', found {quote(line)}")
         if query_id.split() != [query_id]:
             raise InputError(f"{path}:{number}: query id {query_id!r} has a space, which TREC files cannot hold; rename it")
         if query_id in queries:
@@ -104,10 +104,10 @@ def _numbered_documents(path: str | os.PathLike[str]) -> Iterator[tuple[int, Doc
         if isinstance(doc_id, int) and not isinstance(doc_id, bool):
             doc_id = str(doc_id)
         if not isinstance(doc_id, str) or doc_id.split() != [doc_id]:
-            raise InputError(f"{path}:{number}: needs a 'docid' without spaces, found {shown(line)}")
+            raise InputError(f"{path}:{number}: needs a 'docid' without spaces, found {quote(line)}")
         if not isinstance(text, str) or not isinstance(title, str):
             raise InputError(
-                f"{path}:{number}: document {doc_id!r} needs a 'text' string and, if any, a 'title' string, found {shown(line)}"
+                f"{path}:{number}: document {doc_id!r} needs a 'text' string and, if any, a 'title' string, found {quote(line)}"
             )
         yield number, Document(doc_id, title, text)
     if not number:
@@ -132,10 +132,10 @@ def read_qrels(path: str | os.PathLike[str]) -> Qrels:
     for number, line in read_lines(path):
         fields = line.split()
         if len(fields) != 4:
-            raise InputError(f"{path}:{number}: expected 'query 0 document grade', found {shown(line)}; correct the line")
+            raise InputError(f"{path}:{number}: expected 'query 0 document grade', found {quote(line)}; correct the line")
         query_id, _, doc_id, grade = fields
         if not _INTEGER.fullmatch(grade) or abs(int(grade)) > _LARGEST_GRADE:
-            raise InputError(f"{path}:{number}: grade {shown(grade)} is not an integer; correct the line")
+            raise InputError(f"{path}:{number}: grade {quote(grade)} is not an integer; correct the line")
         value = int(grade)
         judged = qrels.setdefault(query_id, {})
         if judged.setdefault(doc_id, value) != value:
@@ -157,7 +157,7 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     for number, line in read_lines(path):
         fields = line.split()
         if len(fields) != 6:
-            raise InputError(f"{path}:{number}: expected 'query Q0 document rank score tag', found {shown(line)}; correct the line")
+            raise InputError(f"{path}:{number}: expected 'query Q0 document rank score tag', found {quote(line)}; correct the line")
         query_id, _, doc_id, rank, score, _ = fields
         candidate = Candidate(doc_id, *_rank_and_score(path, number, rank, score))
         if (query_id, doc_id) in seen:
@@ -176,13 +176,13 @@ def _numbered(rows: Sequence[Candidate]) -> list[Candidate]:
 
 def _rank_and_score(path: str | os.PathLike[str], number: int, rank: str, score: str) -> tuple[int, float]:
     if not _INTEGER.fullmatch(rank):
-        raise InputError(f"{path}:{number}: rank {shown(rank)} is not an integer; are the columns 'query Q0 document rank score tag'?")
+        raise InputError(f"{path}:{number}: rank {quote(rank)} is not an integer; are the columns 'query Q0 document rank score tag'?")
     try:
         value = float(score) if "_" not in score else math.nan
     except ValueError:
-        raise InputError(f"{path}:{number}: score {shown(score)} is not a number; correct the line") from None
+        raise InputError(f"{path}:{number}: score {quote(score)} is not a number; correct the line") from None
     if not math.isfinite(value):
-        raise InputError(f"{path}:{number}: score {shown(score)} is not a finite number; correct the line")
+        raise InputError(f"{path}:{number}: score {quote(score)} is not a finite number; correct the line")
     return int(rank), value
 
 
@@ -194,7 +194,7 @@ def write_run(path: str | os.PathLike[str], run: Mapping[str, Sequence[tuple[str
                 stream.write(f"{query_id} Q0 {doc_id} {rank} {score:.9g} {tag}\n")
 
 
-def followed_by_unread(ranked: Sequence[tuple[str, float]], rest: Iterable[str]) -> list[tuple[str, float]]:
+def append_unranked(ranked: Sequence[tuple[str, float]], rest: Iterable[str]) -> list[tuple[str, float]]:
     """A reranked list, best first, and below it the candidates that were not read: in their own order, each 1 below the one before."""
     floor = ranked[-1][1]
     return [*ranked, *((doc_id, floor - 1.0 - place) for place, doc_id in enumerate(rest))]
@@ -252,13 +252,13 @@ class Collection:
     def qrels(self) -> Qrels:
         """Query id -> document id -> grade."""
         if self.qrels_path is None:
-            raise InputError(f"collection {self.name}: qrels.txt is missing; give --qrels FILE")
+            raise InputError(f"collection {self.name}: qrels.txt is missing; give `qrels` FILE")
         return read_qrels(self.qrels_path)
 
     def run(self) -> Run:
         """The first-stage candidates."""
         if self.run_path is None:
-            raise InputError(f"collection {self.name}: run.bm25.txt is missing; make it with 'headrank retrieve' or give --run FILE")
+            raise InputError(f"collection {self.name}: run.bm25.txt is missing; make it with 'headrank retrieve' or give `run` FILE")
         return read_run(self.run_path)
 
     def documents(self, wanted: set[str] | None = None) -> dict[str, Document]:

@@ -118,7 +118,7 @@ def build_ranker(method: str, model: str | Path | None, heads: HeadSet | str | P
     if chosen.kind == "first-stage":
         return FirstStage()
     if model is None:
-        raise InputError(f"method {method!r} needs a model; give --model")
+        raise InputError(f"method {method!r} needs a model; give `model`")
     if chosen.kind == "generative":
         from headrank.generation.rankgpt import build_rankgpt
 
@@ -135,7 +135,7 @@ def _attention_ranker(method: Method, model: str | Path, heads: HeadSet | str | 
     if heads is None and method.name != "headrank":
         raise InputError(
             f"method {method.name!r} needs heads: run 'headrank select-heads --method {method.selection} --output heads.json' "
-            "and give it with --heads"
+            "and give it with `heads`"
         )
     return HeadRankReranker.from_pretrained(model, heads, **options)
 

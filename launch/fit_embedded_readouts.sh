@@ -8,7 +8,8 @@ set -euo pipefail
 DATA=${1:?folder of the training collections}
 LABELS=${2:?folder of NAME.minilm.trec}
 MODEL=${MODEL:-embedded}                          # the model whose heads are weighed
-OUTPUT=${OUTPUT:-headrank/reranking/readouts}     # full.json and fast.json are written here
+OUTPUT=${OUTPUT:-headrank/reranking/embedded/readouts}     # untrained-full.json and untrained-fast.json are written here
+PREFIX=${PREFIX-untrained-}                      # of the names: the untouched model's by default
 LISTS=${LISTS:-24}                                # lists of each collection
 CACHE=${CACHE:-runs/readout-statistics}
 # Collections whose terms allow shipping what is fitted on them; of train-health only the questions of MeQSum.
@@ -26,5 +27,5 @@ FIT_ARGS=(--method readout --model "$MODEL" --hold-out "$HELD_OUT" --lists "$LIS
 
 mkdir -p "$OUTPUT"
 set -x
-headrank select-heads "${INPUT_ARGS[@]}" "${FIT_ARGS[@]}" --output "$OUTPUT/full.json" "${@:3}"
-headrank select-heads "${INPUT_ARGS[@]}" "${FIT_ARGS[@]}" --max-layer 20 --groups 16 --output "$OUTPUT/fast.json" "${@:3}"
+headrank select-heads "${INPUT_ARGS[@]}" "${FIT_ARGS[@]}" --output "$OUTPUT/${PREFIX}full.json" "${@:3}"
+headrank select-heads "${INPUT_ARGS[@]}" "${FIT_ARGS[@]}" --max-layer 20 --groups 16 --output "$OUTPUT/${PREFIX}fast.json" "${@:3}"

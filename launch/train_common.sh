@@ -21,7 +21,7 @@ fi
 
 NPROC=${NPROC:-8}                              # GPUs per node (the paper: 8 x H20)
 NNODES=${NNODES:-1}
-PAIRS_PER_CONTEXT=${PAIRS_PER_CONTEXT:-1}      # 1: the paper's 32 pairs a step; 16: 512 pairs a step from as many forward passes
+PAIRS_PER_CONTEXT=${PAIRS_PER_CONTEXT:-1}      # 1: the paper's 32 pairs per step; 16: 512 pairs per step from as many forward passes
 GLOBAL_BATCH_SIZE=${GLOBAL_BATCH_SIZE:-32}     # the paper's
 
 export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-1}

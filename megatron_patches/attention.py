@@ -56,6 +56,7 @@ class RowCapture(PackedSeqParams):
     def __post_init__(self) -> None:
         """Stock Megatron's model takes the length of its rotary table from here."""
         if self.layout is not None:
+            # Megatron sizes its rotary table by these where packed parameters are given
             self.max_seqlen_q = self.max_seqlen_kv = self.layout.position_ids_BS.shape[1]
 
     def read(self, layer: int, query_BPSD: torch.Tensor, key_BGSD: torch.Tensor, scale: float) -> None:
@@ -115,11 +116,12 @@ class HeadRankCoreAttention(MegatronModule):
         packed_seq_params: PackedSeqParams | None = None,
         **_: Any,
     ) -> torch.Tensor:
-        """Context [S, B, P*D] of query [S, B, P, D] over key and value [S, B, G, D], causal unless documents stand side by side."""
+        """Context [S, B, P*D] of query [S, B, P, D] over key and value [S, B, G, D], causal except in the parallel layout."""
         capture = packed_seq_params if isinstance(packed_seq_params, (RowCapture, LateCapture)) else None
         if capture is None and packed_seq_params is not None:
             raise NotImplementedError("HeadRank's core attention does not take packed (thd) sequences")
         if capture is not None:
+            # layer_number counts from 1 in Megatron, from 0 in heads.json
             capture.read(self.layer_number - 1, query.permute(1, 2, 0, 3), key.permute(1, 2, 0, 3), self.softmax_scale)
         layout = None if capture is None else capture.layout
         if self.is_recomputed and torch.is_grad_enabled():
@@ -146,11 +148,12 @@ class HeadRankCoreAttention(MegatronModule):
 
     def _takes_fused(self, query: torch.Tensor, layout: BranchLayout | None) -> bool:
         """Not in float32, for which Transformer Engine has neither flash nor cuDNN attention and makes S x S matrices."""
+        # fused kernels have no float32, and know no mask in which documents do not see each other
         return self.fused is not None and query.dtype != torch.float32 and (layout is None or layout.blocks is None)
 
 
 class FusedHeadRankCoreAttention(HeadRankCoreAttention):
-    """The same with Transformer Engine's fused attention for the causal context; documents side by side are SDPA's here too."""
+    """The same with Transformer Engine's fused attention for the causal context; the parallel layout is SDPA's here too."""
 
     def _build_fused(self, **arguments: Any) -> torch.nn.Module:
         from megatron.core.extensions.transformer_engine import TEDotProductAttention
@@ -211,6 +214,7 @@ class QueryKeyAttention(MegatronModule):
         """Read the rows of hidden states [S, B, E] into the capture."""
         mixed, _ = self.linear_qk(hidden_states)
         mixed = mixed.view(*mixed.shape[:2], self.num_groups_on_rank, self.heads_per_group + 1, self.head_size)
+        # rows of a fused weight stand group by group: the queries of a group, then its key
         query_SBPD = self.q_layernorm(mixed[..., :-1, :].flatten(2, 3))
         key_SBGD = self.k_layernorm(mixed[..., -1, :])
         if rotary_pos_emb is not None:

@@ -1,6 +1,6 @@
 """The only module that knows whether CUDA exists: process groups, seeds, and the CPU backend of Megatron-Core.
 
-With CUDA nothing is shimmed: nccl, one GPU a process. Without it the real megatron-core runs over gloo behind a small set of
+With CUDA nothing is shimmed: nccl, one GPU per process. Without it the real megatron-core runs over gloo behind a small set of
 stand-ins for ``torch.cuda``. They are installed by an explicit call (``initialize`` or ``install_cpu_backend``), never at
 import, and only on a machine without CUDA.
 """
@@ -61,6 +61,7 @@ def initialize(tensor_model_parallel_size: int = 1, *, seed: int = 1234, timeout
         torch.cuda.set_device(local_rank)
     if not torch.distributed.is_initialized():
         is_launched = all(os.environ.get(name) for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+        # alone no port is opened: two single runs on one machine must not meet on torchrun's default
         rendezvous: dict[str, Any] = {} if is_launched else {"store": torch.distributed.HashStore()}
         torch.distributed.init_process_group(
             backend="nccl" if has_cuda() else "gloo",
@@ -130,7 +131,7 @@ def shutdown() -> None:
 
 
 @contextlib.contextmanager
-def leaving_the_group() -> Iterator[None]:
+def process_group_cleanup() -> Iterator[None]:
     """Leave the groups when the work is done.
 
     After an error only a process that is alone does: NCCL leaves together, and the others may wait in another collective. Their

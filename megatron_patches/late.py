@@ -62,8 +62,10 @@ class LateCapture(PackedSeqParams):
         if heads is None:
             return
         assert self.layout is not None
+        # keys once per group: heads of a group read the same ones
         groups = sorted({head // self.heads_per_group for head in heads})
         index = torch.tensor(list(heads), dtype=torch.long, device=query_BPSD.device)
+        # the queries' rows only: those of passages are a hundred times as many, and nobody reads them
         vectors_hQD = query_BPSD[0].index_select(0, index).index_select(1, self.layout.query_tokens_Q) * scale
         self.rows[layer] = vectors_hQD, key_BGSD[0, groups].transpose(0, 1)
 
@@ -95,6 +97,7 @@ class RankReadout:
         """The heads of ``heads`` that live on this rank."""
         readout: Readout | None = heads.readout
         assert readout is not None and readout.kind == "log-mass"
+        # in the order in which layers capture, with weights and offsets in the same one
         order = sorted(range(len(heads.heads)), key=lambda number: heads.heads[number])
         mine = [number for number in order if heads.heads[number][1] in heads_on_rank]
         local = tuple(heads.heads[number] for number in mine)
@@ -138,6 +141,7 @@ class RankReadout:
             one = QueryVectors(*(getattr(queries, name)[query : query + 1] for name in ("vectors_UKRD", "opening_UKR", "weights_UR")))
             own = PassageKeys(keys_NATD[first:stop, :, : int(lengths.max())], lengths)
             blocks.append(late_scores(one, own, self.pair_of_head, weights_K, self.offsets_K, self.floor))
+        # zeros elsewhere: a query's score of a foreign passage is not computed here, and no loss looks at it
         return torch.block_diag(*blocks)
 
     def _queries(self, vectors_KQD: torch.Tensor, opening_AOD: torch.Tensor, late: LateRows) -> QueryVectors:

@@ -2,7 +2,7 @@
 
 ``--spec megatron_patches.layer_spec QWEN3_LAYER_SPEC`` (or ``LLAMA_LAYER_SPEC``) gives stock Megatron the same network, and a
 ``RowCapture`` handed to its GPTModel as ``packed_seq_params`` reads the rows of plain causal prompts. The calibration branch and
-documents side by side need HeadRankModel: positions restart there, which stock Megatron's rotary embedding cannot do.
+the parallel layout needs HeadRankModel: positions restart there, which stock Megatron's rotary embedding cannot do.
 """
 
 from __future__ import annotations
@@ -90,12 +90,14 @@ class QueryKeyLayer(TransformerLayer):
 
     def forward(self, hidden_states: torch.Tensor, **arguments: Any) -> tuple[torch.Tensor, None]:
         """Read the rows into the capture among the arguments (those of a TransformerLayer)."""
+        # its rows are captured, its result is not used: the layer above l_max does not exist
         self.self_attention(self.input_layernorm(hidden_states), **arguments)
         return hidden_states, None
 
 
 def query_key_layer_spec(*, qk_norm: bool, use_transformer_engine: bool | None = None, lora: LoraSettings | None = None) -> ModuleSpec:
     """The last layer of a truncated model: the same input norm and Q/K modules, everything after them left out."""
+    # copies all the way down: specs are shared objects, and a change of the last layer's would change every layer
     spec = copy.copy(_layer_spec(qk_norm, use_transformer_engine, lora, "linear_qk"))
     submodules = copy.copy(spec.submodules)
     attention = copy.copy(submodules.self_attention)

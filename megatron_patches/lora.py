@@ -57,7 +57,8 @@ def adapter_parameter(name: str) -> tuple[int, str, str] | None:
 def adapter_name(layer: int, projection: str, factor: str) -> str:
     """The name on disk of an adapter's parameter."""
     fused = next(linear for linear, projections in FUSED.items() if projection in projections)
-    return f"decoder.layers.{layer}.{'mlp' if PROJECTIONS[projection] == 'mlp' else 'self_attention'}.{fused}.adapter.{projection}_{factor}"
+    part = "mlp" if PROJECTIONS[projection] == "mlp" else "self_attention"
+    return f"decoder.layers.{layer}.{part}.{fused}.adapter.{projection}_{factor}"
 
 
 def adapted(linear: Any, name: str, settings: LoraSettings | None) -> Any:
@@ -85,12 +86,14 @@ class _AdaptedLinear:
 
     def forward(self, input_: torch.Tensor, *more: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Megatron's (output, bias)."""
+        # the base's own forward: its collectives and its fused kernels stay as they are
         output, bias = super().forward(input_, *more, **options)  # type: ignore[misc]
         return output + self.adapter(input_), bias
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
         """The linear layer's own entries, and the adapter's as the adapter cuts them."""
         state = super().sharded_state_dict(prefix, sharded_offsets, metadata)  # type: ignore[misc]
+        # the base class would describe the adapter as replicated; its cut factor is sharded
         own = {name: entry for name, entry in state.items() if not name.startswith(f"{prefix}adapter.")}
         return own | self.adapter.sharded_state_dict(f"{prefix}adapter.", sharded_offsets, metadata)
 
@@ -134,6 +137,7 @@ class FusedAdapter(MegatronModule):
         """[S, B, O], the parts of projections without an adapter zero."""
         pairs = self.pairs()
         hidden_SBR = self._across_ranks(F.linear(input_SBI, torch.cat([low for low, _ in pairs.values()]))) * self.scale
+        # one product for the A's of all projections: they read the same input
         parts = hidden_SBR.chunk(len(pairs), dim=-1)
         made = {name: F.linear(part, high) for (name, (_, high)), part in zip(pairs.items(), parts, strict=True)}
         if len(self.projections) == 1:
@@ -197,11 +201,14 @@ def reset_adapters(model: torch.nn.Module, seed: int) -> None:
         if place is None:
             continue
         layer, projection, factor = place
+        # zero, so that the first forward is the base's to the last bit, and the reference scores are the base's
         if factor == "lora_B":
             parameter.zero_()
             continue
         inputs = parameter.shape[1] * (size if projection in CUT_BY_INPUTS else 1)
         digest = hashlib.sha256(f"{seed}/{layer}/{projection}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+        # drawn whole and then cut: each rank drawing its own part would give another start for every tensor-parallel
+        # size
         whole = torch.empty(parameter.shape[0], inputs).uniform_(-(inputs**-0.5), inputs**-0.5, generator=generator)
         parameter.copy_(whole.chunk(size, dim=1)[rank] if projection in CUT_BY_INPUTS else whole)

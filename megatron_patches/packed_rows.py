@@ -35,7 +35,7 @@ class PackedRows:
     slot_of_token_S: torch.Tensor  # a token's own slot; the opening's are those in front of the first row
     is_own_slot_F: torch.Tensor  # neither padding nor a repetition of the opening
     is_token_S: torch.Tensor  # whether the token belongs to the opening or a row
-    opening_slots_OB: torch.Tensor  # the slots of each opening token, one a row
+    opening_slots_OB: torch.Tensor  # the slots of each opening token, one per row
 
     @classmethod
     def of(
@@ -53,6 +53,8 @@ class PackedRows:
             longest = num_opening + max(lengths[row] for row in batch)
             table = np.zeros((len(batch), longest), np.int64)
             is_own = np.zeros((len(batch), longest), bool)
+            # padding stays 0, the opening's first token: finite values that no real row sees, for padding stands at the
+            # end
             table[:, :num_opening] = np.arange(num_opening)
             for line, row in enumerate(batch):
                 own = np.arange(lengths[row])
@@ -68,6 +70,8 @@ class PackedRows:
         opening_slots = np.concatenate(opening, axis=1)
         owned_slots = np.concatenate(owned)
         slots_of_token[:num_opening] = opening_slots[:, 0]
+        # the opening is repeated in front of every row of a batch; one copy owns its result, the others take no
+        # gradient twice
         owned_slots[opening_slots[:, 0]] = True
         return cls(
             num_opening=num_opening,
@@ -119,6 +123,7 @@ class _Unfold(torch.autograd.Function):
         result = gradient_FX.index_select(0, rows.slot_of_token_S)
         slots_OB = rows.opening_slots_OB
         of_opening = gradient_FX.index_select(0, slots_OB.flatten()).view(*slots_OB.shape, -1)
+        # summed in float32: a bfloat16 sum over hundreds of rows would lose the small ones
         result[: rows.num_opening] = of_opening.sum(1, dtype=torch.float32).to(result.dtype)
         return result.masked_fill_(~rows.is_token_S[:, None], 0), None
 

@@ -50,5 +50,7 @@ def with_trained_weights(heads: HeadSet, delta_LH: torch.Tensor) -> HeadSet:
     assert heads.readout is not None, "only a readout has weights"
     pairs = zip(heads.heads, heads.readout.weights, strict=True)
     weights = tuple(weight + float(delta_LH[layer, head]) for (layer, head), weight in pairs)
+    trained = dict(zip(heads.heads, weights, strict=True))
+    table = tuple({**row, "weight": trained.get((row["layer"], row["head"]), row.get("weight"))} for row in heads.table)
     fit = {**heads.readout.fit, "then": "trained with the model (--headrank-train-readout)"}
-    return dataclasses.replace(heads, readout=dataclasses.replace(heads.readout, weights=weights, fit=fit))
+    return dataclasses.replace(heads, readout=dataclasses.replace(heads.readout, weights=weights, fit=fit), table=table)

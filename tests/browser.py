@@ -23,9 +23,9 @@ import pytest
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-extensions", "--disable-dev-shm-usage", "--hide-scrollbars",
-    "--remote-debugging-pipe", "--force-color-profile=srgb",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
+    "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe", "--force-color-profile=srgb",
 )  # fmt: skip
 # becomes the browser with the two pipes as descriptors 3 and 4, whatever numbers they had before
 _WITH_PIPES = (

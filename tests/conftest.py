@@ -7,11 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# hypothesis would fail an example for taking 200 ms; on a busy machine any first call does
+settings.register_profile("headrank", deadline=None)
+settings.load_profile("headrank")
 
 # Before torch is imported anywhere: spinning threads of several processes on few cores cost minutes.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if "PYTEST_XDIST_WORKER" in os.environ:  # several workers with a thread per core each would take turns on all cores
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The packages of the integrations report their use unless told not to.
 os.environ.update({"HAYSTACK_TELEMETRY_ENABLED": "False", "RAY_USAGE_STATS_ENABLED": "0", "LANGSMITH_TRACING": "false"})

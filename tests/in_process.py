@@ -29,7 +29,7 @@ class Ended:
 def run_calls_here(monkeypatch: pytest.MonkeyPatch, do: Callable[[Call], Any] = lambda call: call.function(*call.arguments)) -> None:
     """Let the runner do calls at once; an InputError is exit code 2, as in the worker."""
 
-    def start(phase: Phase, output: Path, jobs: int, lock: int) -> RunningPhase:
+    def start(phase: Phase, output: Path, jobs: int, lock: int, slot: int = 0) -> RunningPhase:
         log = log_path(output, phase)
         log.parent.mkdir(parents=True, exist_ok=True)
         assert isinstance(phase.action, Call)

@@ -10,7 +10,7 @@ from pathlib import Path
 from headrank.method.heads import HeadSet
 from tests.tiny_models import SIZES, make_tiny_model
 
-_WORDS = "flea host warm cycle concrete floor dollar square foot rosin bow grip string violin passage document query months".split()
+_WORDS = ("flea host warm cycle concrete floor dollar square foot rosin bow grip string violin passage document query months").split()
 HEADS = ((1, 2), (0, 5), (2, 1), (2, 6))  # l_max = 2 of layers 0..3, spread over both halves of the heads
 
 

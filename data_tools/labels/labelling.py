@@ -79,8 +79,10 @@ def label_collection(
     inputs = {"settings": settings.to_dict(), "teacher": teacher.identity(), "files": _digests(collection)}
     store = PartialResults(output, fingerprint(inputs), 0, restart=restart)
     earlier = {} if restart else _earlier_rows(output, inputs)
+    # finished rows of a killed run win over the last written run, which is older
     done = {query_id: row for query_id, row in (earlier | store.done).items() if query_id in lists}
     before = len(done)
+    # in random order: a run that was stopped early is then a fair sample of the queries, and not their beginning
     pending = [query_id for query_id in _random_order(lists, settings.seed) if query_id not in done]
     texts = collection.documents({doc_id for query_id in pending for doc_id in lists[query_id][1]}) if pending else {}
     tell, started = watch(before, len(lists)), time.monotonic()
@@ -109,7 +111,7 @@ def _lists(collection: Collection, settings: LabelSettings) -> dict[str, tuple[s
         raise InputError(f"{collection.run_path}: query {unknown!r} is not in {collection.queries_path}; add its text or remove it")
     missing = sorted(settings.only - queries.keys()) if settings.only is not None else []
     if missing:
-        raise InputError(f"--only: query {missing[0]!r} is not in {collection.queries_path}; correct the list")
+        raise InputError(f"`only`: query {missing[0]!r} is not in {collection.queries_path}; correct the list")
     found = {}
     for query_id, text in queries.items():
         rows = run.get(query_id, [])
@@ -117,13 +119,14 @@ def _lists(collection: Collection, settings: LabelSettings) -> dict[str, tuple[s
         if doc_ids and (settings.only is None or query_id in settings.only):
             found[query_id] = (text, doc_ids)
     if not found:
-        raise InputError(f"{collection.run_path}: no candidates at the ranks that are to be labelled; check --ranks and --only")
+        raise InputError(f"{collection.run_path}: no candidates at the ranks that are to be labelled; check `ranks` and `only`")
     return found
 
 
 def _digests(collection: Collection) -> dict[str, str]:
     """The content of what is read; names without folders, so that a collection may move."""
     paths = [collection.queries_path, collection.corpus_path, collection.run_path]
+    # by content: labels are copied between machines, where times and paths differ
     return {path.name: content_digest(path) for path in paths if path is not None}
 
 
@@ -133,13 +136,13 @@ def _earlier_rows(output: Path, inputs: Mapping[str, Any]) -> dict[str, dict[str
         return {}
     beside = provenance_path(output)
     if not beside.is_file():
-        raise InputError(f"{output}: is there and was not made by 'headrank label'; give another --output, or --restart to replace it")
+        raise InputError(f"{output}: is there and was not made by 'headrank label'; give another `output`, or `restart` to replace it")
     known = read_json(beside)
     if not isinstance(known, dict) or known.get("format") != PROVENANCE_FORMAT or not isinstance(known.get("inputs"), dict):
-        raise InputError(f"{beside}: not a {PROVENANCE_FORMAT} file; give another --output, or --restart to replace both")
+        raise InputError(f"{beside}: not a {PROVENANCE_FORMAT} file; give another `output`, or `restart` to replace both")
     change = describe_change(known["inputs"], inputs)
     if change is not None:
-        raise InputError(f"{output}: {change}; give another --output, or --restart to label all again")
+        raise InputError(f"{output}: {change}; give another `output`, or `restart` to label all again")
     run = read_run(output)
     return {
         query_id: {"query_id": query_id, "doc_ids": [row.doc_id for row in rows], "scores": [row.score for row in rows]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data_tools.labels.grades import GradeSettings, grades_from_scores, merged_grade
+from headrank.artifacts import sha256_of
 from headrank.errors import InputError
 from headrank.formats import Collection, Qrels, read_json, read_run
 
@@ -79,7 +79,7 @@ class TeacherLabels:
                 raise InputError(f"{beside}: not a {PROVENANCE_FORMAT} file; remove it or label again with 'headrank label'")
         return {
             "run": self.path.name,
-            "sha256": _sha256(self.path),
+            "sha256": sha256_of(self.path),
             "queries": len(self._scores),
             "grades": asdict(self.settings),
             "teacher": teacher,
@@ -107,7 +107,7 @@ def find_label_runs(given: Sequence[str], collections: Sequence[Collection]) -> 
         return [_only_run_of(Path(given[0]), collection.name) for collection in collections]
     if len(given) != len(collections):
         raise InputError(
-            f"--labels: {len(given)} runs for {len(collections)} collections; give one run for each --collection, in their order, "
+            f"`labels`: {len(given)} runs for {len(collections)} collections; give one run for each `collection`, in their order, "
             "or one folder with <collection>.*.trec"
         )
     return [Path(name) for name in given]
@@ -117,13 +117,5 @@ def _only_run_of(folder: Path, name: str) -> Path:
     found = sorted(path for path in folder.glob("*.trec") if path.name == f"{name}.trec" or path.name.startswith(f"{name}."))
     if len(found) != 1:
         state = f"no {name}.trec or {name}.*.trec" if not found else f"{' and '.join(path.name for path in found)} both belong to {name}"
-        raise InputError(f"{folder}: {state}; give the runs one by one with --labels RUN")
+        raise InputError(f"{folder}: {state}; give the runs one by one with `labels` RUN")
     return found[0]
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

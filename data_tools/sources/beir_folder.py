@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrank.errors import InputError
-from headrank.files import parse_object, read_lines, shown
+from headrank.files import parse_object, quote, read_lines
 from headrank.formats import Qrels
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,9}")
@@ -41,7 +41,7 @@ def read_beir_queries(path: Path) -> dict[str, str]:
         if isinstance(query_id, int) and not isinstance(query_id, bool):
             query_id = str(query_id)
         if not isinstance(query_id, str) or query_id.split() != [query_id] or not isinstance(text, str) or not text.strip():
-            raise InputError(f"{path}:{number}: needs an '_id' without spaces and a 'text', found {shown(line)}")
+            raise InputError(f"{path}:{number}: needs an '_id' without spaces and a 'text', found {quote(line)}")
         if query_id in queries:
             raise InputError(f"{path}:{number}: query id {query_id!r} appears twice; remove one line")
         queries[query_id] = " ".join(text.split())
@@ -58,10 +58,10 @@ def read_beir_qrels(path: Path) -> Qrels:
         if number == 1 and fields[-1] == "score":
             continue
         if len(fields) != 3:
-            raise InputError(f"{path}:{number}: expected 'query-id<TAB>corpus-id<TAB>score', found {shown(line)}")
+            raise InputError(f"{path}:{number}: expected 'query-id<TAB>corpus-id<TAB>score', found {quote(line)}")
         query_id, doc_id, score = fields
         if not _INTEGER.fullmatch(score):
-            raise InputError(f"{path}:{number}: score {shown(score)} is not an integer; correct the line")
+            raise InputError(f"{path}:{number}: score {quote(score)} is not an integer; correct the line")
         judged = qrels.setdefault(query_id, {})
         if judged.setdefault(doc_id, int(score)) != int(score):
             raise InputError(

@@ -21,14 +21,14 @@ def load_dataset(dataset_id: str) -> Any:
     try:
         package = importlib.import_module(PACKAGE)
     except ModuleNotFoundError as error:
-        raise InputError(f"--from {PACKAGE}: the package {error.name!r} is not installed; pip install {error.name}") from error
+        raise InputError(f"`from` {PACKAGE}: the package {error.name!r} is not installed; pip install {error.name}") from error
     try:
         dataset = package.load(dataset_id)
     except KeyError as error:
-        raise InputError(f"--from {PACKAGE}: there is no data set {dataset_id!r}; see https://ir-datasets.com") from error
+        raise InputError(f"`from` {PACKAGE}: there is no data set {dataset_id!r}; see https://ir-datasets.com") from error
     for part in ("docs", "queries", "qrels"):
         if not getattr(dataset, f"has_{part}")():
-            raise InputError(f"--from {PACKAGE}: {dataset_id} has no {part}; name one of its subsets, as in beir/fiqa/test")
+            raise InputError(f"`from` {PACKAGE}: {dataset_id} has no {part}; name one of its subsets, as in beir/fiqa/test")
     return dataset
 
 

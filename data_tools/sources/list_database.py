@@ -20,7 +20,8 @@ _CACHE_KIB = 64 * 1024
 _TABLES = """
 CREATE TABLE queries (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, text TEXT);
 CREATE TABLE passages (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, title TEXT NOT NULL, text TEXT);
-CREATE TABLE candidates (query INTEGER, passage INTEGER, grade INTEGER NOT NULL, score REAL, PRIMARY KEY (query, passage)) WITHOUT ROWID;
+CREATE TABLE candidates (query INTEGER, passage INTEGER, grade INTEGER NOT NULL, score REAL,
+    PRIMARY KEY (query, passage)) WITHOUT ROWID;
 """
 
 
@@ -69,7 +70,7 @@ class ListDatabase:
             return int(cursor.lastrowid or 0)
         if text is not None and known[1] != text:
             raise InputError(
-                f"{place}: {SINGULAR[table]} id {name!r} had another text on an earlier line; give --ids-from-text to name {table} anew"
+                f"{place}: {SINGULAR[table]} id {name!r} had another text on an earlier line; give `ids_from_text` to name {table} anew"
             )
         return int(known[0])
 

@@ -43,11 +43,11 @@ def load_pyserini(module: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] == "pyserini":
             raise InputError(
-                "engine pyserini: the package is not installed; pip install 'headrank[lucene]' or use --engine bm25s"
+                "engine pyserini: the package is not installed; pip install 'headrank[lucene]' or use `engine` bm25s"
             ) from error
         raise InputError(f"engine pyserini: its dependency {error.name!r} is missing; pip install {error.name}") from error
     except Exception as error:
-        raise _java_problem(error, "Java could not be started; check JAVA_HOME or use --engine bm25s") from error
+        raise _java_problem(error, "Java could not be started; check JAVA_HOME or use `engine` bm25s") from error
 
 
 def _java_problem(error: Exception, words: str) -> Exception:
@@ -64,12 +64,12 @@ def _check_java() -> None:
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None or not Path(java).is_file():
         where = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is no java on the PATH"
-        raise InputError(f"engine pyserini: {where}; install Java {REQUIRED_JAVA} (or set JAVA_HOME), or use --engine bm25s")
+        raise InputError(f"engine pyserini: {where}; install Java {REQUIRED_JAVA} (or set JAVA_HOME), or use `engine` bm25s")
     answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=60)
     found = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
     if found is None or int(found[1]) < REQUIRED_JAVA:
         version = found[1] if found else "of unknown version"
-        raise InputError(f"engine pyserini: {java} is Java {version}, Pyserini needs {REQUIRED_JAVA}; set JAVA_HOME, or use --engine bm25s")
+        raise InputError(f"engine pyserini: {java} is Java {version}, Pyserini needs {REQUIRED_JAVA}; set JAVA_HOME, or use `engine` bm25s")
 
 
 def open_index(index: str) -> Any:
@@ -80,10 +80,10 @@ def open_index(index: str) -> Any:
     try:
         searcher = lucene.LuceneSearcher.from_prebuilt_index(index)
     except Exception as error:
-        raise _java_problem(error, f"--index {index} cannot be opened") from error
+        raise _java_problem(error, f"`index` {index} cannot be opened") from error
     if searcher is None:
         raise InputError(
-            f"--index {index}: not a folder, and no prebuilt index of that name could be downloaded; see Pyserini's lines above"
+            f"`index` {index}: not a folder, and no prebuilt index of that name could be downloaded; see Pyserini's lines above"
         )
     return searcher
 
@@ -105,11 +105,11 @@ def _stored_document(searcher: Any, index: str, doc_id: str) -> Document:
     stored = searcher.doc(doc_id)
     raw = stored.raw() if stored is not None else None
     if raw is None:
-        raise InputError(f"--index {index}: document {doc_id!r} has no stored text; use an index with raw documents")
+        raise InputError(f"`index` {index}: document {doc_id!r} has no stored text; use an index with raw documents")
     row = parse_object(f"index {index}, document {doc_id}", 1, raw) if raw.lstrip().startswith("{") else {"text": raw}
     text = next((row[key] for key in _TEXT_KEYS if isinstance(row.get(key), str)), None)
     if text is None:
-        raise InputError(f"--index {index}: document {doc_id!r} has none of the fields {', '.join(_TEXT_KEYS)}: {json.dumps(row)[:80]}")
+        raise InputError(f"`index` {index}: document {doc_id!r} has none of the fields {', '.join(_TEXT_KEYS)}: {json.dumps(row)[:80]}")
     return Document(doc_id, str(row.get("title") or ""), text)
 
 

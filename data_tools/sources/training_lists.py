@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from headrank.errors import InputError
-from headrank.files import parse_object, read_lines, shown
+from headrank.files import parse_object, quote, read_lines
 
 FORMATS = ("bge", "tevatron", "triples", "id-triples")
 
@@ -55,12 +55,12 @@ def format_of(path: str | Path) -> str:
         if "pos" in keys:
             return "bge"
         raise InputError(
-            f"{path}:{number}: neither 'pos' (BGE) nor 'positive_passages' (Tevatron, RLHN) among the fields {shown(', '.join(keys))}"
+            f"{path}:{number}: neither 'pos' (BGE) nor 'positive_passages' (Tevatron, RLHN) among the fields {quote(', '.join(keys))}"
         )
     if line.count("\t") == 2:
         return "triples"
     raise InputError(
-        f"{path}:{number}: neither a JSON object (BGE, Tevatron, RLHN) nor three columns (MS MARCO triples), found {shown(line)}"
+        f"{path}:{number}: neither a JSON object (BGE, Tevatron, RLHN) nor three columns (MS MARCO triples), found {quote(line)}"
     )
 
 
@@ -85,9 +85,9 @@ def _bge(row: dict[str, Any], place: str) -> TrainingList:
     for field, grade in (("pos", 1), ("neg", 0)):
         texts, scores = row.get(field) or [], row.get(f"{field}_scores")
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise InputError(f"{place}: {field!r} must be a list of texts, found {shown(str(texts))}")
+            raise InputError(f"{place}: {field!r} must be a list of texts, found {quote(str(texts))}")
         if scores is not None and (not isinstance(scores, list) or len(scores) != len(texts)):
-            found = f"{len(scores)} scores" if isinstance(scores, list) else shown(str(scores))
+            found = f"{len(scores)} scores" if isinstance(scores, list) else quote(str(scores))
             raise InputError(f"{place}: '{field}_scores' must hold a number for each of the {len(texts)} texts of {field!r}, found {found}")
         for text, score in zip(texts, scores or [None] * len(texts), strict=True):
             if text.strip():
@@ -100,11 +100,11 @@ def _tevatron(row: dict[str, Any], place: str) -> TrainingList:
     for field, grade in (("positive_passages", 1), ("negative_passages", 0)):
         listed = row.get(field) or []
         if not isinstance(listed, list) or not all(isinstance(passage, dict) for passage in listed):
-            raise InputError(f"{place}: {field!r} must be a list of objects with 'docid' and 'text', found {shown(str(listed))}")
+            raise InputError(f"{place}: {field!r} must be a list of objects with 'docid' and 'text', found {quote(str(listed))}")
         for passage in listed:
             title, text = passage.get("title") or "", passage.get("text")
             if not isinstance(title, str) or not isinstance(text, str):
-                raise InputError(f"{place}: a passage of {field!r} needs a 'text' string, found {shown(str(passage))}")
+                raise InputError(f"{place}: a passage of {field!r} needs a 'text' string, found {quote(str(passage))}")
             if text.strip():
                 doc_id = _id_of(passage, ("docid", "doc_id"), place) or text_id(title, text)
                 passages.append(Passage(doc_id, title, text, grade, _score(passage.get("score"), place)))
@@ -114,7 +114,7 @@ def _tevatron(row: dict[str, Any], place: str) -> TrainingList:
 def _triple(line: str, place: str, *, has_texts: bool) -> TrainingList:
     fields = [field.strip() for field in line.split("\t")]
     if len(fields) != 3 or not all(fields):
-        raise InputError(f"{place}: expected 'query<TAB>good passage<TAB>bad passage', found {shown(line)}")
+        raise InputError(f"{place}: expected 'query<TAB>good passage<TAB>bad passage', found {quote(line)}")
     query, good, bad = fields
     if has_texts:
         query = " ".join(query.split())
@@ -122,14 +122,14 @@ def _triple(line: str, place: str, *, has_texts: bool) -> TrainingList:
         return TrainingList(text_id(query), query, tuple(passages), place)
     spaced = next((field for field in fields if field.split() != [field]), None)
     if spaced is not None:
-        raise InputError(f"{place}: {shown(spaced)} is not an id; leave --queries and --passages out for triples of texts")
+        raise InputError(f"{place}: {quote(spaced)} is not an id; leave `queries` and `passages` out for triples of texts")
     return TrainingList(query, None, (Passage(good, "", None, 1), Passage(bad, "", None, 0)), place)
 
 
 def _query(row: dict[str, Any], place: str) -> str:
     query = row.get("query")
     if not isinstance(query, str) or not query.strip():
-        raise InputError(f"{place}: 'query' must be a text, found {shown(str(query))}")
+        raise InputError(f"{place}: 'query' must be a text, found {quote(str(query))}")
     return " ".join(query.split())
 
 
@@ -139,7 +139,7 @@ def _id_of(row: dict[str, Any], names: tuple[str, ...], place: str) -> str | Non
     if value is None:
         return None
     if not isinstance(value, str | int) or isinstance(value, bool):
-        raise InputError(f"{place}: the id {shown(str(value))} is neither a text nor a whole number")
+        raise InputError(f"{place}: the id {quote(str(value))} is neither a text nor a whole number")
     text = str(value)
     return text if text.split() == [text] else text_id(text)
 
@@ -148,7 +148,7 @@ def _score(value: Any, place: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InputError(f"{place}: the score {shown(str(value))} is not a finite number")
+        raise InputError(f"{place}: the score {quote(str(value))} is not a finite number")
     return float(value)
 
 
@@ -164,5 +164,5 @@ def read_id_texts(path: str | Path) -> Iterator[tuple[str, str, str, str]]:
             name, _, rest = line.partition("\t")
             text, _, title = rest.partition("\t")
         if not name or not isinstance(title, str) or not text.strip():
-            raise InputError(f"{place}: expected 'id<TAB>text', found {shown(line)}")
+            raise InputError(f"{place}: expected 'id<TAB>text', found {quote(line)}")
         yield name, title, text, place

@@ -26,12 +26,12 @@ class CrossEncoderTeacher:
         except (OSError, ValueError, KeyError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise InputError(
-                f"--teacher {spec.name!r}: no cross-encoder can be loaded ({reason[:200]}); give a folder or a hub name"
+                f"`teacher` {spec.name!r}: no cross-encoder can be loaded ({reason[:200]}); give a folder or a hub name"
             ) from error
         if self._model.num_labels != 1:
-            raise InputError(f"--teacher {spec.name!r}: has {self._model.num_labels} output classes; a reranker has one")
+            raise InputError(f"`teacher` {spec.name!r}: has {self._model.num_labels} output classes; a reranker has one")
         self._activation = torch.nn.Identity()  # logits: a sigmoid would flatten the margins that a student learns from
-        self._batch_size, self._max_words = spec.batch_size, spec.max_words
+        self._batch_size, self._max_words = spec.batch_size or 16, spec.max_words
         is_folder = Path(spec.name).is_dir()
         self._identity = {
             "kind": "cross-encoder",

@@ -29,10 +29,10 @@ class EndpointTeacher:
         """The URL is the whole address of the reranking route."""
         if not spec.name.startswith(("http://", "https://")):
             raise InputError(
-                f"--teacher {spec.name!r}: an endpoint begins with http:// or https:// and ends in its route, such as /v2/rerank"
+                f"`teacher` {spec.name!r}: an endpoint begins with http:// or https:// and ends in its route, such as /v2/rerank"
             )
         if spec.api_model is None:
-            raise InputError(f"--teacher {spec.name}: which model of the endpoint? add --api-model NAME")
+            raise InputError(f"`teacher` {spec.name}: which model of the endpoint? add `api_model` NAME")
         self._url, self._key, self._model, self._max_words = spec.name, spec.api_key, spec.api_model, spec.max_words
 
     def identity(self) -> dict[str, Any]:

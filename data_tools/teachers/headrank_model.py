@@ -17,11 +17,11 @@ class HeadRankTeacher:
 
     def __init__(self, spec: TeacherSpec) -> None:
         """Load the model with its heads."""
-        from headrank.reranking.model_sources import resolve_model
         from headrank.reranking.reranker import HeadRankReranker
+        from headrank.reranking.shipped_readouts import model_to_read
 
-        model = resolve_model(spec.name)
-        self._reranker = HeadRankReranker.from_pretrained(model, spec.heads, device=spec.device)
+        model = model_to_read(spec.name, spec.heads)
+        self._reranker = HeadRankReranker.from_pretrained(spec.name, spec.heads, device=spec.device)
         self._identity = {
             "kind": "headrank",
             "name": "embedded" if spec.name == "embedded" else Path(model).name,

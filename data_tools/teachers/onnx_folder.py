@@ -19,7 +19,8 @@ class OnnxTeacher:
     """Scores pairs with an ONNX session.
 
     A batch never holds passages of two queries. Dynamically quantised models scale activations per batch, so their scores
-    depend a little on what else is in it; this way a label depends on its own list and not on where a run was interrupted.
+    depend a little on what else is in it; this way a label depends on its own list and not on where a run was interrupted. On a
+    CPU a batch is one passage unless told otherwise: nothing is padding, and a label depends on its own pair alone.
     """
 
     def __init__(self, spec: TeacherSpec) -> None:
@@ -41,7 +42,8 @@ class OnnxTeacher:
         self._tokenizer.enable_truncation(spec.max_tokens)
         self._tokenizer.no_padding()
         self._pad = self._tokenizer.token_to_id("[PAD]") or 0
-        self._batch_size, self._max_words = spec.batch_size, spec.max_words
+        self._batch_size = spec.batch_size or (1 if self._session.get_providers() == ["CPUExecutionProvider"] else 16)
+        self._max_words = spec.max_words
         self._identity = {
             "kind": "onnx",
             "name": folder.resolve().name,
@@ -49,7 +51,7 @@ class OnnxTeacher:
             "tokenizer_sha256": content_digest(folder / "tokenizer.json"),
             "max_tokens": spec.max_tokens,
             "max_words": spec.max_words,
-            "batch_size": spec.batch_size,
+            "batch_size": self._batch_size,
             "scores": "raw logits",
         }
 

@@ -33,7 +33,7 @@ class TeacherSpec:
     name: str
     kind: str = "auto"
     max_tokens: int = 320  # of query and passage together
-    batch_size: int = 16  # passages per forward
+    batch_size: int | None = None  # passages per forward; None: what suits the kind of teacher
     max_words: int | None = None  # of a passage, for teachers whose tokenizer is elsewhere
     device: str | None = None
     api_model: str | None = None
@@ -77,7 +77,7 @@ def open_teacher(spec: TeacherSpec) -> Teacher:
         from data_tools.teachers.cross_encoder import CrossEncoderTeacher
 
         return CrossEncoderTeacher(spec)
-    raise InputError(f"--teacher-kind {kind!r}: not one of {', '.join(KINDS)}")
+    raise InputError(f"`teacher_kind` {kind!r}: not one of {', '.join(KINDS)}")
 
 
 def passage_text(document: Document, max_words: int | None = None) -> str:

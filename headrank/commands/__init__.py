@@ -76,7 +76,7 @@ def _module_of(verb: str) -> ModuleType:
     return importlib.import_module(f"headrank.commands.{VERBS[verb][0]}")
 
 
-def build_verb_parser(verb: str) -> argparse.ArgumentParser:
+def build_verb_parser(verb: str) -> OneLineParser:
     """The parser of one verb."""
     module = _module_of(verb)
     parser = OneLineParser(prog=f"headrank {verb}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _cleaning_up_when_terminated():
             return int(module.run(build_verb_parser(chosen.verb).parse_args(arguments[1:])) or 0)
     except InputError as error:
-        print(f"headrank {chosen.verb}: {error}", file=sys.stderr)
+        print(f"headrank {chosen.verb}: {build_verb_parser(chosen.verb).in_flags(str(error))}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         extra = EXTRAS.get(str(error.name).partition(".")[0])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from headrank.commands import options
+from headrank.commands import build_verb_parser, options
 from headrank.doctor.finding import Finding, as_lines
 
 _PARTS = ("installation", "environment", "machine", "model")
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"problems": problems, "findings": [finding.to_dict() for finding in findings]}, indent=1))
     else:
-        print("\n".join(as_lines(findings)))
+        print(build_verb_parser("doctor").in_flags("\n".join(as_lines(findings))))
         print(f"{problems} problem{'' if problems == 1 else 's'} found" if problems else "no problem found")
     return 1 if problems else 0
 

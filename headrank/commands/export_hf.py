@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     source = resolve_model(args.base)
     load_config(source)
     if args.exported:
-        return _exchange_heads(args, heads, Path(source))
+        return _replace_heads(args, heads, Path(source))
     if args.adapter_only and (args.truncate or args.max_shard_size):
         flag = "--truncate" if args.truncate else "--max-shard-size"
         raise InputError(f"--adapter-only writes no weights of the base, so {flag} has no meaning with it; leave one out")
@@ -78,16 +78,16 @@ def run(args: argparse.Namespace) -> int:
         can_overwrite=args.overwrite,
     )
     device.initialize()
-    with device.leaving_the_group():
+    with device.process_group_cleanup():
         used = export_hf(request, report=_progress if device.is_first_rank() else iter)
         if device.is_first_rank():
             print(_summary(request.output, used, args.truncate, args.adapter_only))
     return 0
 
 
-def _exchange_heads(args: argparse.Namespace, heads: HeadSet | None, base: Path) -> int:
+def _replace_heads(args: argparse.Namespace, heads: HeadSet | None, base: Path) -> int:
     """The way without Megatron: the first process alone copies."""
-    from headrank.reranking.exported_model import exchange_heads
+    from headrank.reranking.exported_model import replace_heads
 
     for flag, value in (
         ("--truncate", args.truncate),
@@ -99,7 +99,7 @@ def _exchange_heads(args: argparse.Namespace, heads: HeadSet | None, base: Path)
             raise InputError(f"--exported copies the weights as they are, so {flag} has no meaning with it; give --checkpoint")
     if int(os.environ.get("RANK", "0")) == 0:
         output = Path(args.output)
-        used = exchange_heads(
+        used = replace_heads(
             Path(args.exported),
             heads,
             output,

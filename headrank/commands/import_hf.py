@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     shape = ModelShape.from_hf(source)
     check_tensor_parallel_size(shape, args.tensor_model_parallel_size)
     device.initialize()
-    with device.leaving_the_group():
+    with device.process_group_cleanup():
         directory = import_hf(
             local_directory(source),
             args.output,

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="DIR", required=True, help="the collection's folder; its name becomes part of context ids")
     parser.add_argument("--queries", metavar="FILE", help="of id triples: id, tab, text")
     parser.add_argument("--passages", metavar="FILE", help="of id triples: id, tab, text (collection.tsv), or a corpus.jsonl")
-    parser.add_argument("--max-negatives", type=positive_int, default=0, metavar="N", help="keep at most N bad passages of a query")
+    parser.add_argument("--max-negatives", type=positive_int, default=0, metavar="N", help="keep at most N negatives per query")
     parser.add_argument("--max-queries", type=positive_int, default=0, metavar="N", help="keep a random sample of N queries")
     parser.add_argument(
         "--queries-per-part",

@@ -168,11 +168,11 @@ def _convert(args: argparse.Namespace, folder: Path) -> int:
 def _late_reader(args: argparse.Namespace) -> LateReader:
     from headrank.passage_store.indexing import index_pairs
     from headrank.reranking.late_reader import LateReader, heads_of_pairs
-    from headrank.reranking.model_sources import resolve_model
     from headrank.reranking.reader import AttentionReader
     from headrank.reranking.reranker import choose_heads
+    from headrank.reranking.shipped_readouts import model_to_read
 
-    model = resolve_model(args.model)
+    model = model_to_read(args.model, args.heads)
     heads = choose_heads(model, args.heads)
     if not heads.prompt.is_late:
         raise InputError(f"these heads read the {heads.prompt.document_layout} layout, and keys can be kept in the late one only")
@@ -198,7 +198,7 @@ def _info(folder: Path) -> int:
         "model": f"{identity.model} (weights {identity.weights}, adapter {identity.adapter}, tokenizer {identity.tokenizer})",
         "prompt": ", ".join(f"{name} {value!r}" for name, value in identity.prompt.items()),
         "pairs": f"{len(header.pairs)}: " + ", ".join(f"{layer}:{group}" for layer, group in header.pairs),
-        "numbers": f"{header.dtype}, pool {header.pool}, {header.bytes_per_token:,.0f} bytes a token; computed in {header.computed_in}",
+        "numbers": f"{header.dtype}, pool {header.pool}, {header.bytes_per_token:,.0f} bytes per token; computed in {header.computed_in}",
         "passages": f"{counts['passages']:,} of {counts['tokens']:,} tokens ({counts['shortened']:,} passages shortened)",
         "size": f"{counts['key_bytes'] / 1e6:,.1f} MB of keys, {counts['index_bytes'] / 1e6:,.1f} MB of records and index",
         "saturated": f"{counts['saturated']:,} numbers ({share:.2g} of all)" if header.dtype == "int8" else "none (no int8)",

@@ -36,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-tokens", type=options.positive_int, default=320, metavar="N", help="of query and passage together (default 320)"
     )
     group.add_argument("--max-words", type=options.positive_int, metavar="N", help="words kept of each passage (default: all)")
-    group.add_argument("--batch-size", type=options.positive_int, default=16, metavar="B", help="passages per forward (default 16)")
+    group.add_argument(
+        "--batch-size", type=options.positive_int, metavar="B", help="passages per forward (default 16; 1 for an ONNX folder on a CPU)"
+    )
     group.add_argument("--device", help="cpu, cuda, cuda:1 (default: cuda where there is one); onnxruntime chooses for itself")
     group.add_argument("--heads", metavar="FILE", help="of a HeadRank teacher (default: its headrank.json)")
     group.add_argument("--api-model", metavar="NAME", help="which model of the endpoint")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Generator, Iterable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from headrank.errors import InputError
@@ -59,7 +60,8 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
     group.add_argument(
         "--document-layout",
         choices=LAYOUTS,
-        help="sequential: each document reads those before it (default); parallel: side by side, no order of the list changes a score; "
+        help="sequential: each document reads those before it (default); parallel: each reads the opening and itself, so that scores do "
+        "not depend on candidate order; "
         "late: a score depends on the query and one passage alone (heads with a log-mass readout)",
     )
     group.add_argument("--max-words", type=int, metavar="N", help="words kept of each document (default 300)")
@@ -76,6 +78,18 @@ def add_store_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGrou
         metavar="MB",
         help="late heads: memory for keys of passages that had to be computed (default 512; 0: none)",
     )
+
+
+def prompt_of(source: str) -> PromptTemplate:
+    """The prompt of --prompt-of: that of a heads.json, or of the heads of an exported model."""
+    from headrank.method.heads import HeadSet
+    from headrank.reranking.reranker import choose_heads
+
+    if not Path(source).is_dir():
+        return HeadSet.load(source).prompt
+    if not (Path(source) / "headrank.json").is_file():
+        raise InputError(f"--prompt-of {source}: no headrank.json there; give a heads.json or a model of 'headrank export-hf'")
+    return choose_heads(source, None).prompt
 
 
 def prompt_from(args: argparse.Namespace, base: PromptTemplate | None = None) -> PromptTemplate:
@@ -114,7 +128,7 @@ def progress(items: Iterable[Item], *, total: int | None = None, description: st
 
 
 def read_id_list(path: str) -> set[str]:
-    """Query ids, one a line (or the first column)."""
+    """Query ids, one per line (or the first column)."""
     from headrank.formats import read_lines
 
     ids = {line.split()[0] for _, line in read_lines(path)}

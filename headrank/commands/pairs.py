@@ -1,6 +1,6 @@
 """ALPS: preference pairs of adjacent grades (3 over 2, 2 over 1, 1 over 0) from judged candidates.
 
-Writes contexts.jsonl (one candidate list a line), pairs.jsonl (one preference a line) and pairs.summary.json (settings
+Writes contexts.jsonl (one candidate list per line), pairs.jsonl (one preference per line) and pairs.summary.json (settings
 and counts) to --output and prints the table of what was found. The same input and seed give the same bytes. With --show N
 it prints the N-th context of an existing --output as a person would read it.
 """
@@ -27,19 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="DIR", required=True, help="folder for contexts.jsonl and pairs.jsonl")
     _add_input_arguments(parser)
     group = parser.add_argument_group("pairs")
-    group.add_argument(
-        "--depth", type=positive_int, default=100, metavar="N", help="candidates of a query that count (default 100, the paper's)"
-    )
+    group.add_argument("--depth", type=positive_int, default=100, metavar="N", help="candidates used per query (default 100, the paper's)")
     group.add_argument(
         "--unjudged-as-zero", action="store_true", help="treat candidates without a judgement as grade 0 (default: ignore them)"
     )
     group.add_argument(
         "--judged-only",
         action="store_true",
-        help="leave candidates without a judgement out of the contexts: shorter lists, more pairs a token",
+        help="leave candidates without a judgement out of the contexts: shorter lists, more pairs per token",
     )
     group.add_argument(
-        "--max-pairs-per-query", type=positive_int, metavar="N", help="keep at most N pairs a context, balanced over grade levels"
+        "--max-pairs-per-query", type=positive_int, metavar="N", help="keep at most N pairs per context, balanced over grade levels"
     )
     group.add_argument("--random-pairs", action="store_true", help="the ablation: as many pairs, drawn from all with different grades")
     group.add_argument("--seed", type=int, default=0, help="seed of everything drawn at random (default 0)")
@@ -51,6 +49,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_size_range,
         metavar="M[-N]",
         help="documents of a sub-list (default 20); 8-24 draws a length for each, so that no place in the prompt is always the last",
+    )
+    group.add_argument(
+        "--list-words",
+        type=positive_int,
+        nargs="+",
+        default=[],
+        metavar="N",
+        help="cut the passages of each list to one of these numbers of words, drawn per query (default: whole passages, of which training "
+        "keeps the prompt's --max-words): shorter ones train faster, mixed ones keep scores right at any length",
     )
     group.add_argument("--compare-paper", action="store_true", help="say how far the counts are from the paper's training set")
     group.add_argument("--keep-full-list", action="store_true", help="with --sublists: the whole list as well")
@@ -78,8 +85,8 @@ def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--run", metavar="FILE", help="with at most one collection: these candidates")
     _add_label_arguments(parser)
     chosen = group.add_mutually_exclusive_group()
-    chosen.add_argument("--hold-out", metavar="FILE", help="query ids, one a line, to leave out (a development set)")
-    chosen.add_argument("--only", metavar="FILE", help="query ids, one a line, to keep; all others are left out")
+    chosen.add_argument("--hold-out", metavar="FILE", help="query ids, one per line, to leave out (a development set)")
+    chosen.add_argument("--only", metavar="FILE", help="query ids, one per line, to keep; all others are left out")
 
 
 def _add_label_arguments(parser: argparse.ArgumentParser) -> None:
@@ -148,6 +155,7 @@ def run(args: argparse.Namespace) -> int:
         sublist_size=args.sublist_size or PairSettings.sublist_size,
         keep_full_list=args.keep_full_list,
         sublists_by=args.sublists_by,
+        list_words=tuple(args.list_words),
         seed=args.seed,
     )
     counts = build_pairs(
@@ -190,7 +198,7 @@ def _collections(args: argparse.Namespace) -> list[Collection]:
 
 
 def format_table(counts: list[PairCounts]) -> str:
-    """The table as text: one column a collection, and their sum when there are several."""
+    """The table as text: one column per collection, and their sum when there are several."""
     steps = sorted({step for count in counts for step in count.steps})
     rows: list[tuple[str, list[int]]] = [
         ("queries", [count.queries for count in counts]),

@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_count(job, "--tensor-model-parallel-size", None, "default: the smallest that fits")
     _add_count(job, "--nodes", 1, "default 1")
     _add_count(job, "--gpus-per-node", 8, "default 8")
-    _add_count(job, "--micro-batch-size", 1, "contexts a forward pass (default 1)")
-    _add_count(job, "--global-batch-size", None, f"contexts a step (default {PAPER_BATCH}, or the next number that the ranks can share)")
+    _add_count(job, "--micro-batch-size", 1, "contexts per forward pass (default 1)")
+    _add_count(job, "--global-batch-size", None, f"contexts per step (default {PAPER_BATCH}, or the next number that the ranks can share)")
     _add_count(job, "--pairs-per-context", 16, "pairs that share a forward (default 16)")
     job.add_argument("--recompute-granularity", choices=["full"], help="recompute whole layers in the backward pass")
     job.add_argument("--sequence-parallel", action="store_true", help="split what lies between layers over the tensor-parallel ranks")
@@ -59,8 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     heads.add_argument("--l-max", type=int, metavar="N", help="deepest core layer, from 0")
     _add_count(heads, "--num-core-heads", 8, "default 8")
     data = parser.add_argument_group("data")
-    _add_count(data, "--context-documents", 100, "documents a context (default 100)")
-    _add_count(data, "--document-tokens", 80, "mean tokens a document (default 80)")
+    _add_count(data, "--context-documents", 100, "documents per context (default 100)")
+    _add_count(data, "--document-tokens", 80, "mean tokens per document (default 80)")
     _add_count(data, "--queries", 211, "contexts in the training set (default 211)")
     _add_count(data, "--pairs", 91_000, "preference pairs in all (default 91000)")
     hardware = parser.add_argument_group("hardware")
@@ -201,7 +201,7 @@ def print_plans(plans: list[Plan]) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print(
         f"[bold]{job.model}[/] on {job.world_size:,} x {first.gpu.name}: TP {job.tensor_parallel} x DP {job.data_parallel}, "
-        f"global batch {job.global_batch_size:,}, {job.documents} documents a context ({job.sequence_tokens:,} tokens), "
+        f"global batch {job.global_batch_size:,}, {job.documents} documents per context ({job.sequence_tokens:,} tokens), "
         f"{first.data.num_contexts:,} queries, {first.data.num_pairs:,} pairs"
     )
     table = Table(show_edge=False, pad_edge=False)
@@ -244,8 +244,8 @@ def _rows(plans: list[Plan]) -> list[tuple[str, list[str]]]:
         ("usable of the GPU", gib("usable_bytes")),
         ("fits", ["yes" if fact["fits"] else "NO" for fact in facts]),
         ("micro-batches a step", [str(fact["microbatches"]) for fact in facts]),
-        ("pairs a step", [f"{fact['pairs_per_step']:,}" for fact in facts]),
-        ("TFLOP a step", [f"{fact['flops_per_step'] / 1e12:,.1f}" for fact in facts]),
+        ("pairs per step", [f"{fact['pairs_per_step']:,}" for fact in facts]),
+        ("TFLOP per step", [f"{fact['flops_per_step'] / 1e12:,.1f}" for fact in facts]),
     ]
     rows.append(("sent a step", [f"{sum(fact['sent_bytes_per_step'].values()) / 1e9:,.3g} GB" for fact in facts]))
     rows += [(f"  {name}", [f"{fact['sent_bytes_per_step'].get(name, 0) / 1e9:,.3g} GB" for fact in facts]) for name in collectives]

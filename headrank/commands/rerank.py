@@ -1,6 +1,6 @@
 """Rerank the first-stage candidates of a collection: TREC run (or rank_llm JSONL) in, the same out.
 
-One truncated prefill a query. An interrupted run goes on where it stopped: finished queries are kept in OUTPUT.partial*.jsonl
+One truncated prefill per query. An interrupted run goes on where it stopped: finished queries are kept in OUTPUT.partial*.jsonl
 until the run is complete. On several GPUs or processes: torchrun --nproc-per-node N -m headrank rerank ...
 """
 

@@ -1,6 +1,6 @@
 """Score every attention head of a model on judged candidate lists and keep the best K.
 
-One forward a list serves every relevant document in it. Writes heads.json (ranked table of all heads, the chosen K, l_max,
+One forward per list serves every relevant document in it. Writes heads.json (ranked table of all heads, the chosen K, l_max,
 what it was computed from) and a picture of the head map beside it. The same input gives the same file, byte for byte.
 Several methods (or all) share the forwards and write one file each: heads.entropy.json, heads.core.json, heads.qr.json, ...
 --method readout instead fits a weight to every head, on grades or on a teacher's scores: commands/select_readout.py.
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 READOUT = "readout"
-MOST_PRINTED = 20  # heads; the file has them all
-MOST_PASSAGES = 500  # of a corpus, as hay for NIAH
+MAX_PRINTED = 20  # heads; the file has them all
+MAX_PASSAGES = 500  # of a corpus, as hay for NIAH
 MIDDLE_GRADE = 2  # what TREC DL calls relevant; collections whose grades stop at 1 have gold from 1
 
 
@@ -92,8 +92,8 @@ def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
     for name in ("queries", "corpus", "qrels", "run"):
         group.add_argument(f"--{name}", metavar="FILE", help=f"with at most one collection: {name} instead of its own")
     chosen = group.add_mutually_exclusive_group()
-    chosen.add_argument("--only", metavar="FILE", help="query ids, one a line, to use; all others are left out")
-    chosen.add_argument("--hold-out", metavar="FILE", help="query ids, one a line, to leave out")
+    chosen.add_argument("--only", metavar="FILE", help="query ids, one per line, to use; all others are left out")
+    chosen.add_argument("--hold-out", metavar="FILE", help="query ids, one per line, to leave out")
 
 
 def _add_order_arguments(group: argparse._ArgumentGroup) -> None:
@@ -138,9 +138,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _attention_selection(args: argparse.Namespace, methods: list[str]) -> list[HeadSet]:
-    """All policies that read prefill attention, from one forward a list."""
+    """All policies that read prefill attention, from one forward per list."""
     from headrank.selection.selection import accumulate
-    from headrank.selection.statistics import StatisticsCache, model_fingerprint
+    from headrank.selection.statistics import StatisticsCache, reader_key
 
     contexts = _contexts(args)
     policies = [_policy(method, args, contexts) for method in methods]
@@ -148,7 +148,7 @@ def _attention_selection(args: argparse.Namespace, methods: list[str]) -> list[H
     num_layers = _pruned(reader.num_layers, args.prune)
     if (args.top_k or 0) > num_layers * reader.num_heads:
         raise InputError(f"--top-k {args.top_k} is more than the {num_layers * reader.num_heads} heads of the {num_layers} layers read")
-    cache = StatisticsCache(args.cache, model_fingerprint(reader)) if args.cache else None
+    cache = StatisticsCache(args.cache, reader_key(reader)) if args.cache else None
     bar = options.progress(contexts, total=len(contexts), description="select-heads", unit="list")
     with contextlib.closing(bar):  # an error has its line to itself
         facts = accumulate(reader, bar, policies, num_layers=num_layers, batch_size=args.batch_size, cache=cache)
@@ -160,16 +160,7 @@ def _attention_selection(args: argparse.Namespace, methods: list[str]) -> list[H
 
 
 def _prompt(args: argparse.Namespace) -> PromptTemplate:
-    from headrank.method.heads import HeadSet
-    from headrank.reranking.reranker import choose_heads
-
-    if args.prompt_of is None:
-        return options.prompt_from(args)
-    if not Path(args.prompt_of).is_dir():
-        return options.prompt_from(args, HeadSet.load(args.prompt_of).prompt)
-    if not (Path(args.prompt_of) / "headrank.json").is_file():
-        raise InputError(f"--prompt-of {args.prompt_of}: no headrank.json there; give a heads.json or a model of 'headrank export-hf'")
-    return options.prompt_from(args, choose_heads(args.prompt_of, None).prompt)
+    return options.prompt_from(args, options.prompt_of(args.prompt_of) if args.prompt_of is not None else None)
 
 
 def _load_reader(args: argparse.Namespace) -> AttentionReader:
@@ -274,7 +265,7 @@ def _needle_selection(args: argparse.Namespace) -> HeadSet:
 
 def _passages(collection: Collection) -> list[str]:
     """Texts of the corpus's first documents: hay."""
-    return [document.text for document in itertools.islice(iterate_corpus(collection.corpus_path), MOST_PASSAGES)]
+    return [document.text for document in itertools.islice(iterate_corpus(collection.corpus_path), MAX_PASSAGES)]
 
 
 def _head_set(
@@ -312,7 +303,7 @@ def _write(heads: HeadSet, path: Path, with_picture: bool) -> None:
     depth = f"l_max {heads.l_max}: {heads.l_max + 1} of {heads.num_layers} layers are computed"
     print(f"{heads.method}: {len(heads.heads)} of {len(heads.table)} heads, {depth}")
     print(f"{'rank':>4}  {'head':<8}" + "".join(f"{name:>12}" for name in columns))
-    for row in heads.table[: min(len(heads.heads), MOST_PRINTED)]:
+    for row in heads.table[: min(len(heads.heads), MAX_PRINTED)]:
         print(f"{row['rank']:>4}  {row['name']:<8}" + "".join(f"{row[name]:>12.5g}" for name in columns))
     print(f"wrote {', '.join(map(str, [path, *pictures]))}")
 

@@ -1,6 +1,6 @@
 """headrank select-heads --method readout: fit a weight per head to labelled lists, by log mass, in any layout.
 
-One forward a list gives the statistics of all heads; every depth, budget, floor and L2 is then tried on these. Prints the table of
+One forward per list gives the statistics of all heads; every depth, budget, floor and L2 is then tried on these. Prints the table of
 nested cross-validation and writes heads.json with the cheapest readout within --tolerance of the best, fitted on all lists.
 """
 
@@ -13,9 +13,10 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrank.artifacts import content_digest
 from headrank.commands import options
 from headrank.errors import InputError
-from headrank.files import file_sha256, read_json
+from headrank.files import read_json
 from headrank.formats import Collection
 from headrank.reranking.model_sources import resolve_model
 
@@ -116,7 +117,6 @@ def _lists(args: argparse.Namespace) -> list[ReadoutList]:
 
 def _reader(args: argparse.Namespace) -> tuple[AttentionReader, PromptTemplate]:
     """The model, as deep as it has to be, and the prompt: short in the late layout, the default one in the others."""
-    from headrank.method.heads import HeadSet
     from headrank.method.prompt import PromptTemplate
     from headrank.reranking.reader import AttentionReader
 
@@ -131,7 +131,7 @@ def _reader(args: argparse.Namespace) -> tuple[AttentionReader, PromptTemplate]:
         dtype=args.dtype or ("auto" if is_late else None),
     )
     if args.prompt_of is not None:
-        base = HeadSet.load(args.prompt_of).prompt
+        base = options.prompt_of(args.prompt_of)
     elif is_late:
         base = PromptTemplate.short(reader.tokenizer, document_layout="late", branch_position=args.branch_position)
     else:
@@ -142,13 +142,13 @@ def _reader(args: argparse.Namespace) -> tuple[AttentionReader, PromptTemplate]:
 def _statistics(
     args: argparse.Namespace, reader: AttentionReader, prompt: PromptTemplate, lists: list[ReadoutList], num_layers: int
 ) -> list[ReadoutStatistics]:
-    """One forward a list, or what an earlier run kept."""
+    """One forward per list, or what an earlier run kept."""
     from headrank.selection.readout_statistics import LateStatistics, PromptStatistics, ReadoutStatisticsCache
-    from headrank.selection.statistics import model_fingerprint
+    from headrank.selection.statistics import reader_key
 
     reader.use_prompt(prompt)
     source = LateStatistics(reader, prompt, num_layers) if prompt.is_late else PromptStatistics(reader, prompt, num_layers)
-    cache = ReadoutStatisticsCache(args.cache, model_fingerprint(reader), prompt) if args.cache else None
+    cache = ReadoutStatisticsCache(args.cache, reader_key(reader), prompt) if args.cache else None
     found = []
     bar = options.progress(lists, total=len(lists), description="statistics", unit="list")
     with contextlib.closing(bar):
@@ -212,7 +212,7 @@ def _head_set(
         "layers": fitted.size.num_layers,
         "groups": len(fitted.groups),
         "teacher": [_teacher(path) for path in args.labels or []],
-        "folds": file_sha256(args.folds) if args.folds else f"{args.num_folds} by query id",
+        "folds": content_digest(args.folds) if args.folds else f"{args.num_folds} by query id",
         "cross_validation": [{**row.to_dict(), "is_chosen": row is chosen} for row in rows],
     }
     table = tuple(
@@ -248,7 +248,7 @@ def _head_set(
 
 def _teacher(path: str) -> dict[str, Any]:
     """The labels' file by digest, and what its provenance beside it says of the teacher."""
-    facts: dict[str, Any] = {"file": Path(path).name, "sha256": file_sha256(path)}
+    facts: dict[str, Any] = {"file": Path(path).name, "sha256": content_digest(path)}
     beside = Path(f"{path}.json")
     if beside.is_file():
         values = read_json(beside)

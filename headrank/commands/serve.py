@@ -1,6 +1,6 @@
 """Serve reranking over HTTP to clients of Cohere, Jina, vLLM and text-embeddings-inference, all on one port.
 
-The port opens at once; /ready says 200 when the model is loaded. SIGTERM finishes what was taken. Needs the extra 'serve':
+The port opens at once; /ready says 200 when the model is loaded. On SIGTERM accepted requests are finished. Needs the extra 'serve':
 pip install 'headrank[serve]'. Try it: curl http://127.0.0.1:8000/rerank -H 'Content-Type: application/json'
 -d '{"query": "...", "documents": ["...", "..."]}'
 """
@@ -23,29 +23,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="curve of 'headrank fit-relevance', for answers in [0, 1] (default: headrank.json's, if any)",
     )
-    group = parser.add_argument_group("who may ask")
+    group = parser.add_argument_group("access")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)")
     group.add_argument("--port", type=_port, default=8000, help="port (default 8000; 0 lets the system choose)")
-    group.add_argument("--api-key-file", metavar="FILE", help="keys that are let in, one a line, as 'Authorization: Bearer KEY'")
+    group.add_argument("--api-key-file", metavar="FILE", help="accepted keys, one per line; clients send 'Authorization: Bearer KEY'")
     group.add_argument(
         "--open-to-anyone", action="store_true", help="listen on an address that others can reach, without keys (behind a proxy that asks)"
     )
-    group = parser.add_argument_group("how much")
+    group = parser.add_argument_group("limits")
     group.add_argument(
         "--max-batch-tokens",
         type=options.positive_int,
         metavar="N",
         help="tokens computed together (2048 on a CPU, 32768 on a GPU)",
     )
-    group.add_argument("--max-queue", type=options.positive_int, default=256, metavar="N", help="waiting lists; one more gets 429 (256)")
-    group.add_argument("--max-documents", type=options.positive_int, default=1000, metavar="N", help="documents of a request (1000)")
-    group.add_argument("--max-list-tokens", type=options.positive_int, default=1 << 17, metavar="N", help="tokens of a list (131072)")
+    group.add_argument(
+        "--max-queue", type=options.positive_int, default=256, metavar="N", help="lists that may wait; beyond it a request gets 429 (256)"
+    )
+    group.add_argument("--max-documents", type=options.positive_int, default=1000, metavar="N", help="documents per request (1000)")
+    group.add_argument("--max-list-tokens", type=options.positive_int, default=1 << 17, metavar="N", help="tokens per list (131072)")
     group.add_argument(
         "--max-chunks-per-doc", type=options.positive_int, default=8, metavar="N", help="chunks of a long document at most (8; 1 cuts it)"
     )
-    group.add_argument("--max-body-bytes", type=options.positive_int, default=8 << 20, metavar="N", help="bytes of a body (8388608)")
-    group.add_argument("--request-seconds", type=_seconds, default=60.0, metavar="S", help="until a waiting request gets 503 (60)")
-    group.add_argument("--drain-seconds", type=_seconds, default=30.0, metavar="S", help="for finishing after SIGTERM (30)")
+    group.add_argument("--max-body-bytes", type=options.positive_int, default=8 << 20, metavar="N", help="bytes per request body (8388608)")
+    group.add_argument(
+        "--request-seconds", type=_seconds, default=60.0, metavar="S", help="seconds a request may wait before it gets 503 (60)"
+    )
+    group.add_argument(
+        "--drain-seconds", type=_seconds, default=30.0, metavar="S", help="seconds to finish running requests after SIGTERM (30)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

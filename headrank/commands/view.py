@@ -17,7 +17,6 @@ from headrank.commands import options
 from headrank.errors import InputError
 from headrank.files import require_writable
 from headrank.formats import Collection, Qrels, Run, atomic_write, read_run
-from headrank.reranking.model_sources import resolve_model
 
 if TYPE_CHECKING:
     from headrank.method.prompt import PromptTemplate
@@ -116,7 +115,7 @@ def _view(
     corpus = collection.documents({row.doc_id for row in rows})
     documents = [corpus[row.doc_id] for row in rows]
     reranker = HeadRankReranker.from_pretrained(
-        resolve_model(args.model),
+        args.model,
         args.heads,
         device=args.device,
         dtype=args.dtype,
@@ -145,5 +144,6 @@ def _prompt(args: argparse.Namespace) -> PromptTemplate | None:
     if not options.prompt_changes(args):
         return None
     from headrank.reranking.reranker import choose_heads
+    from headrank.reranking.shipped_readouts import model_to_read
 
-    return options.prompt_from(args, choose_heads(resolve_model(args.model), args.heads).prompt)
+    return options.prompt_from(args, choose_heads(model_to_read(args.model, args.heads), args.heads).prompt)

@@ -64,7 +64,7 @@ def split_error(message: str) -> tuple[str, str]:
 
 
 def as_lines(findings: Iterable[Finding]) -> Iterator[str]:
-    """Text for people: a heading a part, a line a finding, the remedy below."""
+    """Text for people: a heading per part, a line per finding, the remedy below."""
     part = None
     for finding in findings:
         if finding.part != part:

@@ -23,11 +23,11 @@ def look_at_machine(device: str | None = None, dtype: str | None = None) -> list
             f"torch cannot be imported ({str(error).splitlines()[0]})", "install torch again, first and alone: pip install torch"
         )
         return findings.found
-    from headrank.placement import place
+    from headrank.placement import resolve_device
 
     is_plain = dtype in (None, "auto", "int8")
     try:
-        chosen, number_format = place(device, None if is_plain else dtype)
+        chosen, number_format = resolve_device(device, None if is_plain else dtype)
     except InputError as error:
         findings.problem(*split_error(str(error)))
         return findings.found
@@ -65,14 +65,14 @@ def _look_at_cpu(findings: Findings, torch: Any, dtype: str | None) -> None:
 
 
 def _look_at_gpu(findings: Findings, torch: Any, device: torch.device) -> None:
-    """Memory and what the kernels of documents side by side need."""
+    """Memory, and what the kernels of the parallel layout need."""
     free, total = (number / 2**30 for number in torch.cuda.mem_get_info(device))
     major, minor = torch.cuda.get_device_capability(device)
     findings.ok(f"{free:.1f} of {total:.1f} GiB free, compute capability {major}.{minor}", free_gib=round(free, 1))
     if major < 8:
         findings.note("this GPU computes bfloat16 in software; --dtype float16 or float32 may be faster")
     if shutil.which("cc") or shutil.which("gcc") or os.environ.get("CC"):
-        findings.ok("kernels: SDPA, and FlexAttention for documents side by side")
+        findings.ok("kernels: SDPA, and FlexAttention for the parallel layout")
     else:
         remedy = "install a C compiler (gcc), which Triton needs to build its launcher"
         findings.problem("FlexAttention cannot be compiled: there is no C compiler", remedy)

@@ -10,13 +10,16 @@ from typing import Any
 from headrank.doctor.finding import Finding, Findings, split_error
 from headrank.errors import InputError
 from headrank.files import read_json
+from headrank.reranking import shipped_readouts
 from headrank.reranking.model_sources import EMBEDDED, base_of, is_adapter_folder, read_adapter_config
 
 
 def look_at_model(model: str, heads: str | None = None) -> list[Finding]:
     """The findings on one model and the heads it would be read with; nothing is downloaded."""
     findings = Findings("model")
-    folder = _folder_of(findings, model)
+    folder = _folder_of(findings, model, heads)
+    if heads in shipped_readouts.NAMES:
+        heads = str(shipped_readouts.shipped_path(str(heads)))
     if folder is not None:
         try:
             _look_at_folder(findings, folder, heads)
@@ -25,10 +28,11 @@ def look_at_model(model: str, heads: str | None = None) -> list[Finding]:
     return findings.found
 
 
-def _folder_of(findings: Findings, model: str) -> Path | None:
+def _folder_of(findings: Findings, model: str, heads: str | None) -> Path | None:
     """Where the model's files lie now, or None with the reason said."""
     if model == EMBEDDED:
-        return _embedded_folder(findings)
+        is_trained = heads is None or heads in shipped_readouts.TRAINED
+        return shipped_readouts.ADAPTER if is_trained else _embedded_folder(findings)
     folder = Path(model)
     if folder.is_dir():
         return folder

@@ -98,6 +98,7 @@ def compare(evaluations: Mapping[str, Evaluation], settings: Settings | None = N
     pairings = []
     for measure in measures:
         rows = [_pair(evaluations, measure, first, second, settings) for first, second in pairs]
+        # per measure: measures of one run are no independent hypotheses
         corrected = holm([row["p_value"] for row in rows])
         pairings += [Pairing(**row, p_holm=p_holm) for row, p_holm in zip(rows, corrected, strict=True)]
     return Comparison(evaluations, intervals, tuple(pairings), settings)
@@ -105,6 +106,7 @@ def compare(evaluations: Mapping[str, Evaluation], settings: Settings | None = N
 
 def _pair(evaluations: Mapping[str, Evaluation], measure: str, baseline: str, challenger: str, settings: Settings) -> dict[str, Any]:
     before, after = evaluations[baseline].values[measure], evaluations[challenger].values[measure]
+    # paired by query: a difference of means over different queries would be about the queries
     shared = [query_id for query_id in before if query_id in after]
     if not shared:
         raise InputError(f"runs {baseline!r} and {challenger!r} have no query in common")

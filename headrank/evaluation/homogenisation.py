@@ -1,7 +1,6 @@
 """Attention score homogenisation: how flat are the scores in the middle of a list, and along it.
 
-*Middle zone*: documents at retrieval ranks in the 25th-75th percentile, N/4 < place <= 3N/4: 11-30 of 40, 6-15 of 20,
-26-75 of 100. The same rule as the loss uses (``headrank.method.losses.middle_zone``), in numpy so that reports need no torch.
+*Middle zone*: documents at retrieval ranks in the 25th-75th percentile, by the rule of the loss (``list_places.middle_places``).
 """
 
 from __future__ import annotations
@@ -12,14 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from headrank.evaluation.scored_lists import QueryScores
+from headrank.method.list_places import middle_places
 
 RELEVANT_FROM = 1  # the lowest grade that counts as relevant; the paper does not say, this is ours
 
 
 def middle_zone(ranks: Sequence[int]) -> np.ndarray:
     """Boolean mask of the middle zone; gaps in the ranks do not matter, only the order."""
-    places = np.argsort(np.argsort(np.asarray(ranks), kind="stable"), kind="stable") + 1
-    return (4 * places > len(ranks)) & (4 * places <= 3 * len(ranks))
+    is_middle = np.zeros(len(ranks), bool)
+    is_middle[np.argsort(np.asarray(ranks), kind="stable")[middle_places(len(ranks))]] = True
+    return is_middle
 
 
 def normalise_scores(scores: Sequence[float]) -> np.ndarray:
@@ -54,13 +55,6 @@ class PositionCurve:
     high: np.ndarray  # [N], 75th percentile
     relevant: np.ndarray  # [N], mean over relevant documents only
     irrelevant: np.ndarray  # [N], mean over the others
-
-    @property
-    def middle_spread(self) -> float:
-        """Relevant minus irrelevant mean score, averaged over the places in the middle zone that have both; NaN if none."""
-        zone = middle_zone(self.positions.tolist())
-        gaps = (self.relevant - self.irrelevant)[zone]
-        return float(np.nanmean(gaps)) if np.isfinite(gaps).any() else float("nan")
 
 
 def score_by_position(rows: Sequence[QueryScores], *, by: str = "positions", relevant_from: int = RELEVANT_FROM) -> PositionCurve | None:

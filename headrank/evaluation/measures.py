@@ -69,6 +69,7 @@ def tied_queries(run: Run) -> list[str]:
     """Queries in which two neighbours have the same float32 score, so that trec_eval decides by document id, not by rank."""
     tied = []
     for query_id, rows in run.items():
+        # float32 as in trec_eval: scores that differ in the eighth digit are equal there, and their order is not ours
         scores = np.array([row.score for row in rows], dtype=np.float32)
         if len(np.unique(scores)) < len(scores):
             tied.append(query_id)
@@ -98,10 +99,12 @@ def evaluate_run(
     if not judged.keys() & run.keys():
         raise InputError("no judged query is in the run; do the run and the judgements belong to the same collection?")
     scored = {
+        # read_run gives rows by rank, so the place is the rank column's order
         query_id: {row.doc_id: (-float(place) if by_rank else row.score) for place, row in enumerate(rows)}
         for query_id, rows in run.items()
         if query_id in judged
     }
+    # zeros first: ir_measures says nothing of a query that the run lacks, and leaving it out would raise the mean
     values: dict[str, dict[str, float]] = {name: dict.fromkeys(counted, 0.0) for name in parsed}
     try:
         for metric in ir_measures.iter_calc(list(parsed.values()), judged, scored):

@@ -13,7 +13,6 @@ Head = tuple[int, int]  # (layer, head), as in headrank.method.heads, which woul
 TABLE_1 = "Table 1: NDCG@10, BM25 top-40"
 TABLE_2 = "Table 2: Recall@2 and Recall@5, ColBERTv2 top-20"
 TABLE_3 = "Table 3: ablation, Qwen3-0.6B"
-TABLE_4 = "Table 4: top-8 core heads before and after alignment"
 AVERAGE, SUCCESS_RATE = "average", "success rate"  # in the place of a benchmark's name
 
 _TABLE_1_COLUMNS = "dl19 dl20 trec-covid arguana trec-news fiqa scidocs nfcorpus nq dbpedia fever".split()

@@ -24,6 +24,7 @@ def paired_randomisation(first: Sequence[float], second: Sequence[float], *, res
     Exact for up to 16 queries that differ; else (hits + 1) / (resamples + 1) over random swaps. Equal runs give 1.
     """
     differences = _differences(first, second)
+    # a query with equal values is the same under every swap: leaving it out halves the patterns and changes no p-value
     differences = differences[differences != 0]
     if len(differences) == 0:
         return 1.0
@@ -38,6 +39,7 @@ def paired_randomisation(first: Sequence[float], second: Sequence[float], *, res
         signs = generator.integers(0, 2, size=(size, len(differences)), dtype=np.int8) * 2 - 1
         hits += int(np.sum(np.abs(signs @ differences) >= observed))
         left -= size
+    # the observed assignment counts as one of the samples: without it p could be 0
     return (hits + 1) / (resamples + 1)
 
 
@@ -71,6 +73,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     adjusted = [0.0] * len(p_values)
     largest = 0.0
     for place, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
+        # never below an earlier one: a larger raw p may not end with a smaller corrected p
         largest = max(largest, (len(p_values) - place) * p_values[index])
         adjusted[index] = min(1.0, largest)
     return adjusted

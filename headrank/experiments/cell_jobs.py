@@ -43,6 +43,7 @@ class CellSettings:
 
     def of_the_ranking(self) -> dict[str, Any]:
         """The settings that decide scores; null ones are left out, so that a new setting makes no old cell stale."""
+        # they change no score of a query; 'only' counts through its file's content, see _reads
         left_out = ("device", "batch_size", "only", "command")
         return {name: value for name, value in asdict(self).items() if name not in left_out and value is not None}
 
@@ -91,6 +92,7 @@ class CellGroup:
 
 def run_cells(group: CellGroup, do: Callable[[RerankJob], None] = rerank) -> None:
     """Rerank the cells whose stamp is not complete, and measure all of them."""
+    # by the stamp alone: the runner removed what is stale before this process began
     pending = [cell for cell in group.cells if not ((stamp := group.ranking(cell).stamp) and stamp.is_complete)]
     if pending and pending[0].model is None:
         for cell in pending:
@@ -135,6 +137,7 @@ def measure(cell: MatrixCell, group: CellGroup) -> None:
     facts |= {"model": cell.model.name if cell.model else None, "seed": cell.model.seed if cell.model else None}
     qrels = read_qrels(plain_or_gzipped(cell.benchmark.collection, "qrels.txt"))
     only = {line.split()[0] for _, line in read_lines(group.settings.only)} if group.settings.only else None
+    # read back from the file: what is measured is what anybody can measure again
     evaluation = evaluate_run(read_run(folder / RUN), qrels, cell.benchmark.measures, missing=cell.benchmark.missing, query_ids=only)
     write_metrics(folder / RUN, facts, evaluation, qrels, cell.benchmark.name)
 

@@ -87,12 +87,13 @@ class LiveDisplay(PlainDisplay):
     def __init__(self, console: Console) -> None:
         super().__init__()
         self.console = console
-        self.live = Live(console=console, refresh_per_second=8, get_renderable=self._render, transient=True)
         self.phases: Sequence[Phase] = ()
         self.states: dict[str, str] = {}
         self.running: Sequence[RunningPhase] = ()
         self.expected: dict[str, float | None] = {}
         self._spinner = Spinner("dots", style="cyan")
+        # last, because rich asks for the first picture at once; transient, because what ended is printed above for good
+        self.live = Live(console=console, refresh_per_second=8, get_renderable=self._render, transient=True)
 
     def _say(self, text: str) -> None:
         self.console.print(Text(text))
@@ -155,6 +156,7 @@ class LiveDisplay(PlainDisplay):
     def _summary(self, count: int) -> Text:
         text = f"{count} of {len(self.states)} phases, {duration(time.monotonic() - self.began)}"
         left = [self.expected[name] for name, state in self.states.items() if state == "waiting"]
+        # no sum with a gap: half an estimate reads like a whole one
         if left and all(seconds is not None for seconds in left):
             text += f", about {duration(sum(seconds or 0 for seconds in left))} of work in what waits"
         return Text(text, style="dim")
@@ -174,4 +176,5 @@ def _indented(lines: Sequence[str]) -> str:
 def make_display() -> PlainDisplay:
     """Live on a terminal, plain elsewhere."""
     console = Console(file=sys.stdout)
+    # a log file or a batch system gets plain lines: cursor movements would fill it
     return LiveDisplay(console) if console.is_terminal and not console.is_dumb_terminal else PlainDisplay()

@@ -23,6 +23,7 @@ def free_gigabytes() -> float:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
         return 16.0
+    # MemAvailable and not MemFree: the page cache gives way
     found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
     return int(found[0]) / (1 << 20) if found else 16.0
 

@@ -23,7 +23,7 @@ ORDERS = ("retriever", "reversed", "shuffled")
 
 @dataclass(frozen=True)
 class MatrixBenchmark:
-    """A collection to rerank: its folder, candidates a query, measures (the leading one first), treatment of missing queries."""
+    """A collection to rerank: its folder, candidates per query, measures (the leading one first), treatment of missing queries."""
 
     name: str
     collection: Path
@@ -81,14 +81,14 @@ def plan_cells(
     depths: Sequence[int] = (),
     orders: Sequence[str] = ("retriever",),
 ) -> list[MatrixCell]:
-    """All cells in a fixed order; a first-stage method once a benchmark and depth, where the run is its own.
+    """All cells in a fixed order; a first-stage method once per benchmark and depth, where the run is its own.
 
     What cannot run is refused before anything does.
     """
     for flag, given in (("--methods", methods), ("--depths", depths), ("--orders", orders)):
         twice = [value for value in given if list(given).count(value) > 1]
         if twice:
-            raise InputError(f"{flag}: {twice[0]} is there twice; give it once")
+            raise InputError(f"{flag}: duplicate value {twice[0]}; give it once")
     for method in methods:
         if method.endswith("+"):
             raise InputError(f"--methods {method}: nothing follows the '+'; write METHOD or METHOD+VARIANT")

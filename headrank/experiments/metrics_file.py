@@ -17,7 +17,7 @@ from headrank.methods import METHODS
 
 META = "meta.json"
 FORMAT = "headrank-metrics/1"
-MOST_HEADS = 64
+MAX_HEADS = 64
 
 
 def make_metrics(facts: Mapping[str, Any], evaluation: Evaluation, benchmark: str) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def make_metrics(facts: Mapping[str, Any], evaluation: Evaluation, benchmark: st
     identity = {key: facts.get(key) for key in ("model", "method", "depth", "order", "seed")}
     rest = {key: value for key, value in facts.items() if key not in identity and key != "num_queries"}
     heads = rest.get("heads")
-    if isinstance(heads, list) and len(heads) > MOST_HEADS:
+    if isinstance(heads, list) and len(heads) > MAX_HEADS:
         rest["heads"] = f"{len(heads)} heads"  # ICR reads all of them: a list of hundreds would hide the rest
     return {
         "format": FORMAT,

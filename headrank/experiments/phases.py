@@ -79,6 +79,7 @@ def select_phases(phases: Sequence[Phase], only: Sequence[str]) -> list[Phase]:
         if not any(_is_below(phase.name, wanted) for phase in phases):
             groups = list(dict.fromkeys(phase.name.partition("/")[0] for phase in phases))
             raise InputError(f"--only {wanted}: no such phase; there are {', '.join(groups)} ('headrank experiment show' lists all)")
+    # in the order of the plan and not of the flag: phases stand after what they need
     return [phase for phase in phases if any(_is_below(phase.name, wanted) for wanted in only)]
 
 
@@ -118,5 +119,6 @@ def _refuse_own_output(phase: Phase, path: Path, phases: Sequence[Phase]) -> Non
     """What is read must not lie where the study writes: an artefact of other settings is removed before it is made again."""
     for other in phases:
         for artifact in other.artifacts:
+            # a stale artefact is removed before it is made: reading from it would remove the input
             if path.resolve().is_relative_to(artifact.path.resolve()):
                 raise InputError(f"{phase.name} reads {path}, which {other.name} would replace; choose another output for the study")

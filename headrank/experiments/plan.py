@@ -89,7 +89,8 @@ def flags_of(settings: Settings, *, without: Collection[str] = ()) -> list[str]:
     for name, value in settings.model_dump(mode="json", exclude_none=True).items():
         if name in without or value is False or (value == 0 and name == "sublists"):
             continue
-        words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+        values = [] if value is True else map(str, value) if isinstance(value, list) else [str(value)]
+        words += [f"--{name.replace('_', '-')}", *values]
     return words
 
 
@@ -103,12 +104,19 @@ def collection_files(folders: Sequence[Path]) -> tuple[Path, ...]:
     return tuple(folder / name for folder in folders for name in COLLECTION_FILES)
 
 
+def labelled_files(recipe: Recipe) -> tuple[Path, ...]:
+    """The files that the training collections must have: with labels no judgements."""
+    files = collection_files(recipe.data.collections)
+    return files if recipe.labels is None else tuple(path for path in files if path.name != "qrels.txt")
+
+
 def pairs_reads(folder: Path | None) -> tuple[Path, ...]:
     """The files of a folder of `headrank pairs`."""
     return () if folder is None else tuple(folder / name for name in PAIRS_FILES)
 
 
-def _collection_flags(folders: Sequence[Path]) -> list[str]:
+def collection_flags(folders: Sequence[Path]) -> list[str]:
+    """--collection for each."""
     return [word for folder in folders for word in ("--collection", str(folder))]
 
 
@@ -145,18 +153,23 @@ def plan_pairs(plan: Plan, run: str, recipe: Recipe, kind: str = "pairs") -> tup
     data, base = recipe.data, plan.base
     is_held_out = kind == "held-out"
     pairs = _held_out_pairs(recipe) if is_held_out else recipe.pairs
-    same = (data, pairs) == (base.data, _held_out_pairs(base) if is_held_out else base.pairs)
+    same = (data, recipe.labels, pairs) == (base.data, base.labels, _held_out_pairs(base) if is_held_out else base.pairs)
+    from headrank.experiments.plan_readout import plan_labels
+
+    labels = plan_labels(plan, run, recipe)
     phase, folder = plan.shared(kind, run, same)
     chosen = ["--only", str(data.held_out_queries)] if is_held_out else _training_queries(recipe)
     queries = given(data.train_queries, data.held_out_queries)
-    words = [*HEADRANK, "pairs", *_collection_flags(data.collections), *chosen, *flags_of(pairs)]
+    words = [*HEADRANK, "pairs", *collection_flags(data.collections), *labels.flags, *chosen, *flags_of(pairs)]
     if plan.loaded.study.compare_paper:
         words.append("--compare-paper")
     output = folder / kind
     settings = {"pairs": dump(pairs), "data": dump(data)}
-    made = plan.artifact(phase, output, settings, (*collection_reads(data.collections), *queries), "pairs.summary.json")
-    needs = tuple(other.name for other in plan.phases if other.name.startswith("retrieve/"))
-    external = (*queries, *(() if needs else collection_files(data.collections)))
+    reads = (*collection_reads(data.collections), *labels.runs, *queries)
+    made = plan.artifact(phase, output, settings, reads, "pairs.summary.json")
+    retrieved = tuple(other.name for other in plan.phases if other.name.startswith("retrieve/"))
+    needs = (*retrieved, *labels.needs)
+    external = (*queries, *labels.external, *(() if retrieved else labelled_files(recipe)))
     action = Command((*words, "--output", str(output)))
     return output, plan.add(Phase(phase, action, (made,), needs, external, prints=True))
 
@@ -177,6 +190,11 @@ def plan_heads(plan: Plan, run: str, recipe: Recipe) -> tuple[Path, str]:
     assert heads is not None
     if heads.file is not None:
         return heads.file, ""
+    if heads.readout is not None:
+        from headrank.experiments.plan_readout import plan_readout
+
+        phase, folder = plan.shared("heads", run, _same_heads(recipe, plan.base))
+        return plan_readout(plan, run, recipe, phase, folder / "heads.json", recipe.model)
     attention = [method for method in heads.methods if method != "niah"]
     if not attention:
         return heads_path(plan, run, recipe, "niah"), plan_needles(plan, run, recipe)
@@ -209,7 +227,7 @@ def plan_needles(plan: Plan, run: str, recipe: Recipe) -> str:
     assert heads is not None
     phase = needles_phase(plan, run, recipe)
     output, collection = heads_path(plan, run, recipe, "niah"), recipe.data.collections[:1]
-    words = [*HEADRANK, "select-heads", "--method", "niah", "--model", recipe.model, *_collection_flags(collection)]
+    words = [*HEADRANK, "select-heads", "--method", "niah", "--model", recipe.model, *collection_flags(collection)]
     words += ["--needles", str(heads.needles), *flags_of(recipe.prompt), "--output", str(output)]
     settings = {"model": recipe.model, "prompt": dump(recipe.prompt), "needles": heads.needles}
     reads = (*collection_reads(collection)[-2:], *model_reads(recipe.model))
@@ -229,6 +247,7 @@ def needles_phase(plan: Plan, run: str, recipe: Recipe) -> str:
 
 def _head_settings(recipe: Recipe) -> dict[str, Any]:
     values = {"model": recipe.model, "prompt": dump(recipe.prompt), "heads": dump(recipe.heads), "data": dump(recipe.data)}
+    values |= {"labels": dump(recipe.labels)} if recipe.labels is not None else {}
     return values | ({"pairs": dump(recipe.pairs)} if recipe.heads is not None and recipe.heads.collections == "pairs" else {})
 
 
@@ -254,7 +273,7 @@ def selection_lists(plan: Plan, run: str, recipe: Recipe) -> SelectionLists:
         return SelectionLists(("--contexts", str(folder)), pairs_reads(folder), (phase,))
     folders = heads.collections or recipe.data.collections
     queries = heads.queries or (recipe.data.train_queries if heads.collections is None else None)
-    flags, needs = _collection_flags(folders), tuple(phase.name for phase in plan.phases if phase.name.startswith("retrieve/"))
+    flags, needs = collection_flags(folders), tuple(phase.name for phase in plan.phases if phase.name.startswith("retrieve/"))
     external = () if needs else collection_files(folders)
     if heads.queries_per_topic is not None and queries is not None:
         queries, phase = _plan_selection_queries(plan, queries, heads.queries_per_topic)

@@ -23,6 +23,7 @@ from headrank.experiments.plan import (
     selection_flags,
     selection_lists,
 )
+from headrank.experiments.plan_readout import plan_readout
 from headrank.experiments.study import Recipe, Training
 
 PRETRAIN = Path(__file__).resolve().parents[2] / "pretrain_headrank.py"
@@ -68,9 +69,12 @@ def _plan_round(
     if recipe.export is None:
         return places
     best = "best" if lists[1] is not None else ""
-    words = (*HEADRANK, "export-hf", "--overwrite", "--checkpoint", str(here / "train" / best), "--base", base)
-    settings = {"base": base}
-    made = plan.artifact(f"export{suffix}", here / "hf", settings, (plan.stamp(train),), "config.json")
+    is_adapter = recipe.export.adapter_only
+    words: tuple[str, ...] = (*HEADRANK, "export-hf", "--overwrite", "--checkpoint", str(here / "train" / best), "--base", base)
+    words += ("--adapter-only",) if is_adapter else ()
+    settings = {"base": base} | ({"adapter_only": True} if is_adapter else {})
+    marker = "adapter_config.json" if is_adapter else "config.json"
+    made = plan.artifact(f"export{suffix}", here / "hf", settings, (plan.stamp(train),), marker)
     export = plan.add(Phase(f"export{suffix}", Command((*words, "--output", str(here / "hf"))), (made,), (train,)))
     phases = places.phases | {"trained": export}
     places = replace(places, trained=here / "hf", phases=phases)
@@ -139,6 +143,9 @@ def training_flags(training: Training, heads: Path | None, base: str) -> list[st
 def _plan_reselect(plan: Plan, run: str, recipe: Recipe, name: str, here: Path, export: str) -> tuple[Path, str]:
     """The same lists and settings as before training, on the trained model and in its prompt."""
     assert recipe.heads is not None and recipe.reselect is not None
+    if recipe.heads.readout is not None:
+        trained = here / "hf"
+        return plan_readout(plan, run, recipe, name, here / "heads.json", str(trained), needs=(export,), prompt_of=trained)
     heads = recipe.heads.model_copy(update={key: value for key, value in recipe.reselect.model_dump().items() if value is not None})
     lists = selection_lists(plan, run, recipe)
     method = next((method for method in heads.methods if method != "niah"), "entropy")
@@ -159,9 +166,10 @@ def _plan_final(plan: Plan, places: RunPlaces, base: str) -> RunPlaces:
     checkpoint = places.train_folder / ("best" if recipe.data.held_out_queries is not None else "")
     source = ["--checkpoint", str(checkpoint), "--truncate"] if recipe.export.truncate else ["--exported", base]
     heads = ["--heads", str(places.heads_after)] if places.heads_after is not None else []
-    words = (*HEADRANK, "export-hf", "--overwrite", *source, *heads, "--base", origin, "--output", str(output))
+    words: tuple[str, ...] = (*HEADRANK, "export-hf", "--overwrite", *source, *heads, "--base", origin, "--output", str(output))
     reads = tuple(path for path in (places.trained, places.heads_after) if path is not None)
-    made = plan.artifact(name, output, {"export": dump(recipe.export)}, reads, "config.json")
+    marker = "adapter_config.json" if recipe.export.adapter_only else "config.json"
+    made = plan.artifact(name, output, {"export": dump(recipe.export)}, reads, marker)
     needs = tuple(places.phases[kind] for kind in ("trained", "heads_after") if kind in places.phases)
     phase = plan.add(Phase(name, Command(words), (made,), needs))
     if recipe.training is not None and not recipe.training.keep_checkpoints:

@@ -47,11 +47,13 @@ class RunningPhase:
         if time.monotonic() - self._signalled >= SECONDS_BETWEEN_SIGNALS or number != signal.SIGUSR1:
             self._signalled = time.monotonic()
             with contextlib.suppress(ProcessLookupError):
+                # the whole group: torchrun's ranks are its children, and a signal to torchrun alone would leave them
                 os.killpg(self.process.pid, number)
 
     def last_line(self) -> str:
         """The last words of its log: where a training or a progress bar stands."""
         with contextlib.suppress(OSError), open(self.log, "rb") as stream:
+            # the end only: it is asked for eight times a second, and logs grow to megabytes
             stream.seek(max(0, os.path.getsize(self.log) - 4096))
             lines = stream.read().decode("utf-8", "replace").replace("\r", "\n").split("\n")
             return next((line.strip() for line in reversed(lines) if line.strip()), "")
@@ -70,6 +72,7 @@ def start(phase: Phase, output: Path, jobs: int, lock: int, slot: int = 0) -> Ru
     log.parent.mkdir(parents=True, exist_ok=True)
     action = phase.action
     processes = phase.num_processes
+    # a study started inside a torchrun job would otherwise make its phases wait for ranks that do not exist
     inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
     gpus = machine.gpus() if jobs > 1 and processes == 1 else []
     its_gpu = {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {}
@@ -93,7 +96,10 @@ def start(phase: Phase, output: Path, jobs: int, lock: int, slot: int = 0) -> Ru
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 env=environment,
+                # Ctrl-C reaches the runner alone, which passes it on: a terminal would send it to every process at
+                # once, and no training could save
                 start_new_session=True,
+                # the lock belongs to the open file: it is held until the last process that has it ends
                 pass_fds=(lock,),
             )
         finally:

@@ -70,6 +70,7 @@ class Runner:
         require_inputs(chosen, self.phases)
         self.states = {phase.name: WAITING for phase in chosen}
         with only_runner(self.lock) as lock, self._told_of_signals():
+            # under the lock: what it remembers is read by the phases of this run alone
             first()
             self.display.begin(chosen, self.states)
             try:
@@ -106,10 +107,12 @@ class Runner:
                 self.states[phase.name] = BLOCKED
             elif any(state not in SETTLED for state in needs) or not self._has_room(phase) or self._stops:
                 left.append(phase)
+            # asked when its turn comes and not before: an earlier phase may just have made, or changed, what it reads
             elif (reason := phase.why_stale()) is None:
                 self.states[phase.name] = VALID
                 self.display.skipped(phase)
             else:
+                # a phase of several artefacts makes the stale ones again; those that are valid keep their stamps
                 self._begun[phase.name] = [artifact for artifact in phase.artifacts if artifact.why_stale() is not None]
                 for artifact in self._begun[phase.name]:
                     artifact.begin()
@@ -128,6 +131,7 @@ class Runner:
     def _settle(self, running: RunningPhase) -> None:
         """A process ended: its artefacts are complete, or kept to be continued."""
         code, phase = running.process.returncode, running.phase
+        # exit code 0 alone is not enough: a process may end well without having written its file
         is_complete = code == 0 and all(artifact.exists for artifact in phase.artifacts)
         for artifact in self._begun.pop(phase.name):
             artifact.end(running.seconds, is_complete=is_complete)
@@ -151,6 +155,7 @@ class Runner:
                 running.ask_to_stop(self._stops)
             self.display.stopping(self._stops)
 
+        # Python lets only the main thread handle signals; a runner in a test or a notebook's thread goes without
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -13,7 +13,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from headrank.method.prompt import LAYOUTS, ORDERS, QUERY_ROWS
@@ -67,6 +77,25 @@ class Prompt(Settings):
         return self
 
 
+class Labels(Settings):
+    """A teacher's scores as labels, one run per training collection in OUTPUT/labels: the flags of `headrank label`."""
+
+    teacher: str | None = None  # a folder, a hub name, a URL
+    folder: Path | None = None  # instead: runs that are there, COLLECTION.*.trec
+    ranks: str = "1-20"
+    only: dict[str, Path] = {}  # collection -> query ids that are labelled; default: all
+    batch_size: PositiveInt | None = None
+    max_tokens: PositiveInt | None = None
+    max_words: PositiveInt | None = None
+    max_minutes: PositiveFloat | None = None  # per collection; a run that is not complete is used as it is
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Labels:
+        if (self.teacher is None) == (self.folder is None):
+            raise ValueError("labels come from a teacher or from a folder of runs; give one of them")
+        return self
+
+
 class Pairs(Settings):
     """The training lists and their preference pairs: the flags of `headrank pairs`."""
 
@@ -78,7 +107,25 @@ class Pairs(Settings):
     sublists: NonNegativeInt = 0
     sublist_size: int | str | None = None  # M, or M-N for a length drawn per sub-list
     keep_full_list: bool = False
+    label_quantiles: list[float] | None = None  # with labels: grades within each list
+    label_thresholds: list[float] | None = None
+    qrels_with_labels: Literal["ignore", "keep", "positives"] | None = None
+    list_words: list[PositiveInt] | None = None  # the passages of each list are cut to one of these
     seed: NonNegativeInt = 0
+
+
+class ReadoutFit(Settings):
+    """A weight for every head, fitted to the labels, else to the judgements: `headrank select-heads --method readout`."""
+
+    lists: PositiveInt | None = None  # of each collection
+    list_words: list[PositiveInt] | None = None
+    max_layer: list[PositiveInt] | None = None
+    groups: list[PositiveInt] | None = None
+    tolerance: NonNegativeFloat | None = None
+    l2: list[PositiveFloat] | None = None
+    floor: list[NonNegativeFloat] | None = None
+    folds: Path | None = None
+    branch_position: PositiveInt | None = None
 
 
 class Heads(Settings):
@@ -89,6 +136,7 @@ class Heads(Settings):
 
     methods: Annotated[list[str], Field(min_length=1)] = ["entropy"]  # the first is what training uses
     file: Path | None = None  # a heads.json to train instead of selecting one
+    readout: ReadoutFit | None = None  # fit a readout instead of selecting heads; reselect fits it again
     collections: list[Path] | Literal["pairs"] | None = None  # default: the training collections; 'pairs': the training lists
     queries: Path | None = None  # query ids to select on; default: the training queries
     queries_per_topic: PositiveInt | None = None  # of them so many per topic, the second column of that file
@@ -187,6 +235,7 @@ class Export(Settings):
     """The final model: `headrank export-hf`."""
 
     truncate: bool = False  # only the layers that reranking reads
+    adapter_only: bool = False  # of a training with adapters: a PEFT folder instead of merged weights
 
 
 class Recipe(Settings):
@@ -195,6 +244,7 @@ class Recipe(Settings):
     model: str = "embedded"
     data: Data
     prompt: Prompt = Prompt()
+    labels: Labels | None = None  # default: the collections' judgements
     pairs: Pairs = Pairs()
     held_out_pairs: Pairs | None = None  # default: as pairs
     heads: Heads | None = Heads()

@@ -91,13 +91,13 @@ def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[Place, str]]:
 
 
 def _remember_lines(node: yaml.Node | None, place: Place, origins: dict[Place, str], path: Path) -> None:
-    """Walk the nodes; a key that stands twice would silently lose its first value, so it is refused."""
+    """Walk the nodes; a duplicate key would silently lose its first value, so it is refused."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             here = (*place, key.value)
             line = key.start_mark.line + 1
             if here in origins:
-                raise InputError(f"{path}:{line}: '{key.value}' stands twice, first in {origins[here]}; remove one")
+                raise InputError(f"{path}:{line}: '{key.value}' is a duplicate of {origins[here]}; remove one")
             origins[here] = f"{path}:{line}"
             _remember_lines(value, here, origins, path)
     elif isinstance(node, yaml.SequenceNode):

@@ -18,7 +18,7 @@ from headrank.errors import InputError
 from headrank.http_json import RefusedRequest, post_json
 from headrank.method.prompt import control_tokens, neutralise
 from headrank.model_config import load_config
-from headrank.placement import place
+from headrank.placement import resolve_device
 from headrank.reranking.model_sources import resolve_model
 from headrank.reranking.reader import load_complete
 
@@ -79,7 +79,7 @@ class LocalGenerator:
         source_layers = getattr(config, "headrank_source_layers", None)
         if source_layers and source_layers > config.num_hidden_layers:
             raise InputError(f"{model}: holds {config.num_hidden_layers} of {source_layers} layers; RankGPT needs a full export")
-        device, dtype = place(device, dtype)
+        device, dtype = resolve_device(device, dtype)
         tokenizer, loaded = load_complete(AutoModelForCausalLM, model, "chat model", dtype=dtype)
         return cls(loaded.to(device).eval(), tokenizer, **options)
 
@@ -152,9 +152,9 @@ class EndpointGenerator:
     ) -> None:
         """``api_base`` is the address up to and with /v1. ``max_length`` is not known of a server; give fewer words instead."""
         if not api_base.startswith(("http://", "https://")):
-            raise InputError(f"--api-base {api_base!r} must begin with http:// or https:// (and usually ends in /v1)")
+            raise InputError(f"`api_base` {api_base!r} must begin with http:// or https:// (and usually ends in /v1)")
         if max_length is not None:
-            raise InputError("max_length cannot be checked at an endpoint; cut the passages with --max-words instead")
+            raise InputError("max_length cannot be checked at an endpoint; cut the passages with `max_words` instead")
         self.url, self.model, self.concurrency = f"{api_base.rstrip('/')}/chat/completions", model, max(1, concurrency)
         self.max_new_tokens, self.timeout, self.retries = max_new_tokens, timeout, retries
         # vLLM and SGLang switch thinking off with it; a server that refuses it is asked again without

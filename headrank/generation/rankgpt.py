@@ -234,7 +234,7 @@ class RankGPT:
             low, high = (middle, high) if self.generator.fits(build(middle), len(passages)) else (low, middle)
         if low == 0:
             raise InputError(
-                f"rankgpt: {len(passages)} passages do not fit the model's context even at one word each; rank fewer (--depth) or take a "
+                f"rankgpt: {len(passages)} passages do not fit the model's context even at one word each; rank fewer (`depth`) or take a "
                 "smaller window"
             )
         return build(low), True

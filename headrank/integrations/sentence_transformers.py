@@ -78,7 +78,7 @@ class HeadRankCrossEncoder:
         return scores[0] if is_single else scores
 
     def _pair_scores(self, pairs: Sequence[Pair]) -> list[float]:
-        """One list a query, each of its documents once."""
+        """One list per query, each of its documents once."""
         places: dict[str, dict[Any, int]] = {}
         documents: dict[str, list[DocumentLike]] = {}
         for number, pair in enumerate(pairs):

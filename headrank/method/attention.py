@@ -76,7 +76,7 @@ def batch_contexts(
 ) -> tuple[torch.Tensor, BranchLayout]:
     """Right-pad contexts into input_ids_BS and their layout; ``pad_to`` fixes S.
 
-    ``is_flexible`` takes FlexAttention where documents stand side by side: for training on a GPU, where its compiler's minute pays.
+    ``is_flexible`` takes FlexAttention in the parallel layout: for training on a GPU, where its compiler's minute pays.
     """
     num_tokens = max(context.length for context in contexts)
     num_tokens = num_tokens if pad_to is None else max(pad_to, num_tokens)
@@ -92,6 +92,7 @@ def batch_contexts(
         ids[index, : context.length] = context.input_ids
         positions[index, : context.length] = _positions(context)  # padding stays at 0: never beyond the model's positions
         first, last = context.query_rows
+        # padding repeats a real row, so that no gather leaves the sequence; its weight below stays 0
         rows[index] = first
         rows[index, : last - first] = np.arange(first, last)
         weights[index, : last - first] = 1.0 / (last - first)
@@ -137,6 +138,7 @@ def visible_keys(layout: BranchLayout, rows_BR: torch.Tensor, is_calibration: bo
     ``window`` is the width of sliding-window attention, measured in positions.
     """
     key_index_S = torch.arange(layout.position_ids_BS.shape[1], device=rows_BR.device)
+    # by index and not by position: positions restart in the calibration branch, and query rows would see its tokens
     visible = key_index_S[None, None, :] <= rows_BR[:, :, None]
     if is_calibration:
         in_query_branch_BS = (key_index_S >= layout.prefix_length_B[:, None]) & (key_index_S < layout.calibration_start_B[:, None])
@@ -156,6 +158,8 @@ def branched_context(
     """
     if layout.blocks is not None:
         return _parallel_context(query, key, value, layout, layout.blocks, scale, window)
+    # the calibration rows come out wrong here, they see the query branch; cheaper to do C rows again than to give the
+    # whole S x S pass a mask, which would switch the flash kernel off
     context = causal_context(query, key, value, scale, window)
     return replace_calibration_rows(context, query, key, value, layout, scale, window)
 
@@ -207,6 +211,7 @@ def replace_calibration_rows(
     index = rows_BC[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3])
     mask = layout.visible_to_rows(is_calibration=True, window=window)[:, None]
     rows = _attend_few(query.gather(2, index), key, value, mask, scale)
+    # out of place: autograd still needs the causal result
     return context.scatter(2, index[..., : value.shape[3]], rows.to(context.dtype))
 
 
@@ -217,6 +222,7 @@ def causal_context(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, 
         return _attend(query, key, value, is_causal=True, scale=scale)
     blocks = []
     for start in range(0, num_tokens, window):
+        # a row sees itself and window - 1 tokens before it
         end, first = min(start + window, num_tokens), max(0, start - window + 1)
         rows = torch.arange(start, end, device=query.device)[:, None]
         keys = torch.arange(first, end, device=query.device)[None, :]
@@ -268,10 +274,13 @@ def mean_row_probabilities(
     heads = torch.as_tensor(heads, device=query.device)
     group_size = query.shape[1] // key.shape[1]
     keys_BKSD = key.index_select(1, torch.div(heads, group_size, rounding_mode="floor")).float()
+    # the wanted heads only, before any product: all heads of a layer would cost R x S for each of them
     query = query.index_select(1, heads)
 
     def average(rows_BR: torch.Tensor, weights: torch.Tensor, is_calibration: bool) -> torch.Tensor:
         index = rows_BR[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3])
+        # float32: a softmax over thousands of keys in bfloat16 rounds most masses to nothing, and scores differ by
+        # hundredths
         logits = torch.matmul(query.gather(2, index).float() * scale, keys_BKSD.transpose(-1, -2))
         mask = layout.visible_to_rows(is_calibration=is_calibration, window=window)[:, None]
         probabilities = logits.masked_fill(~mask, float("-inf")).softmax(dim=-1)

@@ -31,6 +31,7 @@ def graded(scores_N: torch.Tensor, teacher_N: torch.Tensor) -> tuple[torch.Tenso
 
 def pair_differences(values_M: torch.Tensor) -> torch.Tensor:
     """v_i - v_j over the unordered pairs i < j: [P]."""
+    # every unordered pair once: both directions carry the same loss and would only double the work
     first, second = torch.triu_indices(len(values_M), len(values_M), offset=1, device=values_M.device)
     return values_M[first] - values_M[second]
 
@@ -60,9 +61,13 @@ def pair_agreement(scores_M: torch.Tensor, teacher_M: torch.Tensor) -> torch.Ten
 
 def teacher_loss(scaled_N: torch.Tensor, teacher_N: torch.Tensor | None, settings: LossSettings) -> TeacherTerms:
     """The weighted sum of the terms of one list; terms of weight zero are not computed."""
+    # a zero that depends on the scores: backward must reach every parameter on every rank, or the gradient reduction
+    # hangs
     zero = scaled_N.sum() * 0.0
     if teacher_N is None:
         return TeacherTerms(zero, zero.detach())
+    # NaN marks "not graded"; NaN times a weight of zero would still be NaN, so these documents are taken out and not
+    # weighted
     scores_M, teacher_M = graded(scaled_N, teacher_N / settings.teacher_temperature)
     if len(scores_M) < 2:
         return TeacherTerms(zero, scaled_N.new_tensor(0.5))

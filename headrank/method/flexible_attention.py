@@ -1,4 +1,4 @@
-"""Documents side by side in one kernel: torch's FlexAttention with a mask of blocks, on GPUs.
+"""The parallel layout in one kernel: torch's FlexAttention with a mask of blocks, on GPUs.
 
 The plain way (attention.py) gathers documents of similar length, attends to each group and puts the parts back together. On a GPU
 the gradient of every gather is a sort and an accumulation. Here nothing is moved: one kernel over the whole sequence leaves out the
@@ -41,7 +41,8 @@ class FlexibleMask:
     def of(cls, segment_BS: np.ndarray, device: torch.device | str) -> FlexibleMask:
         """From the segments on the host."""
         num_tiles, tiles = visible_tiles(segment_BS)
-        return cls(*together_on(device, [segment_BS, num_tiles[:, None], tiles[:, None]]))
+        segments, counts, seen = together_on(device, [segment_BS, num_tiles[:, None], tiles[:, None]])
+        return cls(segments, counts, seen)
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, position_ids_BS: torch.Tensor, scale: float, window: int | None
@@ -72,10 +73,13 @@ def visible_tiles(segment_BS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ends = np.arange(TILE, length + TILE, TILE).clip(max=length) - 1
     lowest, highest = segment_BS[:, : ends[-1] + 1 : TILE], segment_BS[:, ends]
     tile = np.arange(len(ends))
+    # tiles and not tokens: a tile that holds any opening token may be needed by all; too many tiles cost time, one too
+    # few is wrong
     has_opening = (lowest == 0)[:, None, :]
     is_branch = (highest >= QUERY_BRANCH)[:, :, None]
     shares_segment = highest[:, None, :] >= lowest[:, :, None]
     visible = (tile[None, :] <= tile[:, None])[None] & (has_opening | is_branch | shares_segment)
+    # stable: FlexAttention takes the first num_tiles entries, which must be the visible ones in ascending order
     return visible.sum(axis=2).astype(np.int32), np.argsort(~visible, axis=2, kind="stable").astype(np.int32)
 
 
@@ -85,6 +89,7 @@ def _visibility(segment_BS: torch.Tensor, position_ids_BS: torch.Tensor, window:
     def sees(b: torch.Tensor, _: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         own, other = segment_BS[b, q], segment_BS[b, k]
         is_document = other < QUERY_BRANCH
+        # PADDING is above both branches: its rows see every document, and nobody reads them
         visible = (k <= q) & ((other == 0) | (other == own) | ((own >= QUERY_BRANCH) & is_document))
         return visible if window is None else visible & (position_ids_BS[b, q] - position_ids_BS[b, k] < window)
 
@@ -96,4 +101,5 @@ def _kernel(device_type: str) -> Callable[..., torch.Tensor]:
     """FlexAttention, compiled on a GPU for all lengths at once: without that it makes an S x S matrix."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=True) if device_type == "cuda" else flex_attention
+    kernel: Callable[..., torch.Tensor] = flex_attention  # type: ignore[assignment]  # with return_lse it gives a pair; we do not ask
+    return torch.compile(kernel, dynamic=True) if device_type == "cuda" else kernel

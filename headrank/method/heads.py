@@ -82,6 +82,7 @@ class HeadSet:
     def by_layer(self) -> dict[int, list[int]]:
         """Layer -> its selected heads in ascending order."""
         layers: dict[int, list[int]] = {}
+        # ascending: sums of float32 depend on their order, and the same heads from another file must give the same bits
         for layer, head in sorted(self.heads):
             layers.setdefault(layer, []).append(head)
         return layers
@@ -164,6 +165,7 @@ class HeadSet:
 
 def discriminability(masses_LHN: torch.Tensor, positive: int, negatives: Sequence[int], temperature: float) -> torch.Tensor:
     """S_disc of Eq. 2 for one chosen document: softmax(alpha / tau) of the positive against its negatives, [L, H]."""
+    # float64: at tau 0.001 the exponents are thousands
     columns = masses_LHN[..., [positive, *negatives]].double() / temperature
     return columns.softmax(dim=-1)[..., 0]
 
@@ -178,8 +180,10 @@ def top_heads(scores_LH: torch.Tensor, top_k: int) -> tuple[Head, ...]:
     num_layers, num_heads = scores_LH.shape
     ranked = sorted(
         ((layer, head) for layer in range(num_layers) for head in range(num_heads)),
+        # the pair itself breaks ties: topk() is free to return equal scores in any order, and the file must be the same
+        # on every machine
         key=lambda pair: (-float(scores_LH[pair]), pair),
     )
     if not 1 <= top_k <= len(ranked):
-        raise InputError(f"--top-k {top_k} is not between 1 and the model's {len(ranked)} heads")
+        raise InputError(f"`top_k` {top_k} is not between 1 and the model's {len(ranked)} heads")
     return tuple(ranked[:top_k])

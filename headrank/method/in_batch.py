@@ -15,6 +15,8 @@ import torch
 def best_passages(teacher_N: torch.Tensor | None, grades_N: torch.Tensor) -> torch.Tensor:
     """The mask of the passages to be found: the teacher's first choice, else those of the highest grade, if it is above 0."""
     if teacher_N is not None:
+        # a list that the teacher did not grade is all -inf: its maximum equals every entry, and the second condition
+        # empties the mask
         known_N = torch.nan_to_num(teacher_N, nan=-torch.inf)
         return (known_N == known_N.max()) & known_N.isfinite()
     return (grades_N == grades_N.max()) & (grades_N > 0)
@@ -25,6 +27,7 @@ def negatives(
 ) -> torch.Tensor:
     """The mask [C] of the negatives of list ``own_list``: other queries' passages that are not among ``known`` (digests)."""
     is_other_C = query_of_list[list_of_passage_C] != query_of_list[own_list]
+    # by digest and not by document id: the same passage under another id would be pushed away from the query it answers
     return is_other_C & ~torch.isin(digests_C, known)
 
 
@@ -32,6 +35,7 @@ def in_batch_loss(scores_N: torch.Tensor, is_best_N: torch.Tensor, scores_C: tor
     """Mean over the best passages p of -log( e^s_p / (e^s_p + sum over negatives e^s) ); zero without a best one or a negative."""
     if not bool(is_best_N.any()) or not bool(is_negative_C.any()):
         return scores_N.sum() * 0.0
+    # one sum for all best passages: they must not be each other's negatives
     others = scores_C[is_negative_C].logsumexp(-1)
     best = scores_N[is_best_N]
     return (torch.logaddexp(best, others) - best).mean()

@@ -73,6 +73,8 @@ def passage_log_sums(queries: QueryVectors, passages: PassageKeys, pair_of_head:
     slots, most = head_slots(pair_of_head, num_pairs)
     vectors = queries.vectors_UKRD.float().transpose(0, 1).flatten(1, 2)  # [K, U * R, D]
     with torch.autocast(vectors.device.type, enabled=False):
+        # heads that share keys go into one product; pairs with fewer heads are filled with zero vectors, whose results
+        # nobody takes
         by_pair = vectors.new_zeros(num_pairs * most, *vectors.shape[1:]).index_copy(0, slots.to(vectors.device), vectors)
         by_pair = by_pair.reshape(num_pairs, most * num_queries * num_rows, size)
         logits_NAXT = torch.matmul(by_pair, passages.keys_NATD.float().transpose(-1, -2))

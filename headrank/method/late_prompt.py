@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from headrank.errors import InputError
-from headrank.files import shown
+from headrank.files import quote
 from headrank.method.prompt import ChatFrame, PromptTemplate, control_tokens, neutralise
+from headrank.method.tokens import cleaned_query, require_offsets, tokenise
 
 MIN_BRANCH_TOKENS = 32  # room for a query of a usual length behind P, or the model is refused at once
 
@@ -49,11 +50,10 @@ class LateEncoder:
 
     def __init__(self, tokenizer: Any, template: PromptTemplate, max_length: int | None = None) -> None:
         """``max_length`` is the number of positions that the branch may reach, see ``late_limit``."""
-        if not getattr(tokenizer, "is_fast", False):
-            raise InputError("the tokenizer has no offsets (it is not a fast tokenizer); convert it to tokenizer.json")
+        require_offsets(tokenizer)
         self.tokenizer, self.template, self.max_length = tokenizer, template, max_length
         self._special = control_tokens(tokenizer)
-        self.opening_ids = self._tokenise([ChatFrame.of(tokenizer, template).before + template.opening])[0][0]
+        self.opening_ids = tokenise(tokenizer, [ChatFrame.of(tokenizer, template).before + template.opening])[0][0]
         self.room = template.branch_position - len(self.opening_ids)
         if not len(self.opening_ids) or self.room < 1:
             raise InputError(
@@ -66,45 +66,30 @@ class LateEncoder:
         texts = [neutralise(self.template.document_text(*document), self._special) for document in documents]
         return [
             EncodedPassage(
+                # the end is cut and not the query's place moved: a query branch at another position would give the same
+                # passage another score
                 ids[: self.room],
                 is_shortened=len(ids) > self.room,
                 text=text if keep_text else "",
                 offsets=offsets[: self.room] if keep_text else None,
             )
-            for text, (ids, offsets) in zip(texts, self._tokenise(texts), strict=True)
+            for text, (ids, offsets) in zip(texts, tokenise(self.tokenizer, texts), strict=True)
         ]
 
     def encode_query(self, query: str) -> EncodedQuery:
         """Instruction and query; a query that does not fit behind the branch position is an InputError."""
-        if not isinstance(query, str):
-            raise InputError(f"a query must be a string, found {type(query).__name__}: {shown(str(query))}")
-        cleaned = neutralise(" ".join(query.split()), self._special)
-        if not cleaned:
-            raise InputError("empty query; give a query with at least one word")
+        cleaned = cleaned_query(query, self._special)
         instruction = self.template.instruction
-        ids, offsets = self._tokenise([instruction + cleaned])[0]
+        ids, offsets = tokenise(self.tokenizer, [instruction + cleaned])[0]
+        # a token that begins in the instruction and ends in the query counts as the query's
         first = int(np.searchsorted(offsets[:, 1], len(instruction), side="right"))
         reached = self.template.branch_position + len(ids)
         if self.max_length is not None and reached > self.max_length:
             raise InputError(
-                f"query {shown(query)}: its {len(ids)} tokens at position {self.template.branch_position} do not fit the model's "
+                f"query {quote(query)}: its {len(ids)} tokens at position {self.template.branch_position} do not fit the model's "
                 f"{self.max_length} positions; shorten the query"
             )
         return EncodedQuery(ids, first, text=cleaned, offsets=np.clip(offsets[first:] - len(instruction), 0, None))
-
-    def _tokenise(self, texts: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        if not texts:
-            return []
-        try:
-            encoded = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        except TypeError as error:  # tokenizers' word for a str that is no text
-            raise InputError(
-                "half a surrogate pair (\\ud800 to \\udfff) in a query or document is not a character; repair the text"
-            ) from error
-        return [
-            (np.asarray(ids, np.int32), np.asarray(offsets, np.int64).reshape(-1, 2))
-            for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
-        ]
 
 
 def late_limit(config: Any, template: PromptTemplate, name: str) -> int | None:

@@ -34,11 +34,15 @@ def row_log_ratios(
     keys_BKSD = key.index_select(1, torch.div(heads, query.shape[1] // key.shape[1], rounding_mode="floor")).float()
     rows_BR = layout.query_rows_BR
     index = rows_BR[:, None, :, None].expand(-1, len(heads), -1, query.shape[3])
+    # under autocast the product would be bfloat16 again in spite of float(): log sums are sums of large numbers, and
+    # ranks would be rounding
     with torch.autocast(query.device.type, enabled=False):
         logits = torch.matmul(query.index_select(1, heads).gather(2, index).float() * scale, keys_BKSD.transpose(-1, -2))
     mask = visible_keys(layout, rows_BR, is_calibration=False, window=window)[:, None]
     segment_BS, opening = opening_and_documents(layout)
     sums_BNKR = segment_log_sums(logits.masked_fill(~mask, float("-inf")), segment_BS, opening + 1)
+    # the row's normaliser cancels: what is left depends on the passage and the opening, not on how many other passages
+    # stand there
     return sums_BNKR[:, :opening] - sums_BNKR[:, opening:]
 
 

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from headrank.method.distillation import teacher_loss
+from headrank.method.list_places import middle_places
 from headrank.method.loss_settings import LossSettings
 
 SMALLEST_SPREAD = 1e-12  # a list of equal scores has no spread to divide by; it stays as it is
@@ -45,17 +46,20 @@ def scale_scores(scores_N: torch.Tensor, scaling: str, scale: float) -> torch.Te
     """
     if scaling == "constant":
         return scores_N * scale
+    # detached: through the maximum or the mean a pair's gradient would move documents that are in no pair
     fixed_N = scores_N.detach()
     if scaling == "standardise":
         offset, spread = fixed_N.mean(), fixed_N.std(correction=0)
     else:
         offset, spread = fixed_N.min(), fixed_N.max() - fixed_N.min()
+    # where() and not an if: a comparison on the host would make a GPU wait in every context
     spread = torch.where(spread > SMALLEST_SPREAD, spread, torch.ones_like(spread))
     return (scores_N - offset) * (scale / spread)
 
 
 def alignment_loss(differences_P: torch.Tensor, margin: float, linear_weight: float) -> torch.Tensor:
     """L_align: mean over pairs of -log sigmoid(Delta s) + [m - Delta s]_+ - alpha Delta s."""
+    # logsigmoid and not log(sigmoid): a confident wrong pair underflows to log 0
     return (-F.logsigmoid(differences_P) + F.relu(margin - differences_P) - linear_weight * differences_P).mean()
 
 
@@ -74,24 +78,25 @@ def proximal_loss(
 
 def score_entropy(scores_N: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
     """H(p) of p = softmax(s / T) over the list, in nats."""
+    # p log p from log-probabilities: 0 log 0 comes out as 0 and not as NaN
     log_p_N = F.log_softmax(scores_N / temperature, dim=-1)
     return -(log_p_N.exp() * log_p_N).sum()
 
 
 def middle_zone(retrieval_ranks_N: torch.Tensor) -> torch.Tensor:
-    """The documents between the 25th and 75th percentile of the retriever's order, ascending: ranks 11-30 of 40, 6-15 of 20.
+    """The documents between the 25th and 75th percentile of the retriever's order, ascending.
 
     It follows retrieval ranks whatever the order in the prompt; gaps in the ranks (filtered documents) do not matter. Indices and not
     a mask: a GPU would have to wait until the mask is counted.
     """
-    num_documents = len(retrieval_ranks_N)
     by_rank_N = torch.argsort(retrieval_ranks_N, stable=True)
-    return by_rank_N[num_documents // 4 : 3 * num_documents // 4].sort().values
+    return by_rank_N[middle_places(len(retrieval_ranks_N))].sort().values
 
 
 def middle_variance(scores_N: torch.Tensor, retrieval_ranks_N: torch.Tensor) -> torch.Tensor:
     """Var(s_mid), the population variance over the middle zone; zero when the zone holds fewer than two documents."""
     middle = scores_N[middle_zone(retrieval_ranks_N)]
+    # the gradient of var() over one number is NaN; the product keeps the graph connected
     return middle.var(correction=0) if len(middle) > 1 else scores_N.sum() * 0.0
 
 
@@ -136,10 +141,12 @@ def headrank_loss(
                 raise ValueError("the proximal term needs reference scores")
             anchor_N, moved_N = scale_scores(reference_N.to(scaled_N), settings.scaling, settings.scale), scaled_N
             if settings.is_proximal_centred:
+                # log masses carry a constant per list that means nothing; the penalty must not hold it in place
                 anchor_N, moved_N = anchor_N - anchor_N.mean(), moved_N - moved_N.mean()
             proximal = proximal_loss(moved_N, anchor_N, chosen_P, rejected_P, settings.proximal_weight)
     teacher = teacher_loss(scaled_N, teacher_N, settings)
     total = align + proximal + omega + teacher.total
+    # numbers of the log: kept in the graph they would hold the activations of every context of the window
     with torch.no_grad():
         return LossTerms(
             total=total,

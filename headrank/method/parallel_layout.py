@@ -21,7 +21,7 @@ from headrank.method.flexible_attention import CALIBRATION_BRANCH, PADDING, QUER
 from headrank.method.spans import EncodedContext
 from headrank.method.transfer import together_on
 
-_MOST_PADDING = 2  # times its tokens that a block may take up in its group
+_MAX_PADDING = 2  # times its tokens that a block may take up in its group
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,13 @@ class DocumentBlocks:
 
 
 def block_positions(context: EncodedContext) -> np.ndarray:
-    """Position ids [S]: blocks side by side after the opening, both branches after the longest block."""
+    """Position ids [S]: all blocks begin after the opening, both branches after the longest block."""
     positions = np.arange(context.length)
     bounds = block_bounds(context)
     for start, end in bounds:
         positions[start:end] = bounds[0][0] + np.arange(end - start)
+    # behind the longest block: a branch that overlapped a block would read its last tokens at negative distances, which
+    # no training has seen
     branches = bounds[0][0] + max(end - start for start, end in bounds)
     second = context.prefix_length + context.query_length
     positions[context.prefix_length : second] = branches + np.arange(context.query_length)
@@ -59,6 +61,8 @@ def block_positions(context: EncodedContext) -> np.ndarray:
 def block_bounds(context: EncodedContext) -> list[tuple[int, int]]:
     """The token range of each block: from the document's first token to that of the next."""
     starts = [start for start, _ in context.document_spans]
+    # to the next document's first token and not to the span's end: the line ends between documents belong to the block
+    # before them
     return list(zip(starts, [*starts[1:], context.prefix_length], strict=True))
 
 
@@ -76,8 +80,10 @@ def batch_blocks(
         longest = group[-1][0]
         tokens = np.empty((len(group), longest), np.int64)
         for row, (length, index, start) in enumerate(group):
+            # padding is the block's first token again: a real index, and its result is taken by nobody
             tokens[row] = index * num_tokens + start
             tokens[row, :length] += np.arange(length)
+            # padded places are skipped: 'filled' grows by whole rows, places only by real tokens
             place[index, start : start + length] = filled + row * longest + np.arange(length)
         filled += tokens.size
         groups.append((tokens, np.array([index for _, index, _ in group])))
@@ -111,10 +117,11 @@ def segments(contexts: Sequence[EncodedContext], num_tokens: int) -> np.ndarray:
 
 
 def _similar(blocks: list[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
-    """Blocks (length first) in groups from short to long, none more than _MOST_PADDING times as long as another."""
+    """Blocks (length first) in groups from short to long, none more than _MAX_PADDING times as long as another."""
     groups: list[list[tuple[int, int, int]]] = []
+    # sorted, so that a group holds similar lengths: one long document must not pad a hundred short ones to its length
     for block in sorted(blocks):
-        if not groups or block[0] > _MOST_PADDING * groups[-1][0][0]:
+        if not groups or block[0] > _MAX_PADDING * groups[-1][0][0]:
             groups.append([])
         groups[-1].append(block)
     return groups
@@ -146,5 +153,6 @@ def block_mask(group: BlockGroup, opening_length: int, window: int | None = None
 
 def join_parts(parts: Sequence[torch.Tensor], blocks: DocumentBlocks) -> torch.Tensor:
     """The context [B, H, S, D] from its parts: openings [B, H, P, D], each group's [M, H, T, D], branches [B, H, R, D]."""
+    # one gather for all parts: writing each into place would need a buffer that autograd has to copy for every write
     flat = torch.cat([part.transpose(0, 1).flatten(1, 2) for part in parts], dim=1)
     return flat[:, blocks.place_BS].transpose(0, 1)

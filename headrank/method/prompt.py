@@ -27,7 +27,7 @@ class PromptTemplate:
 
     ``query_rows`` says which rows are I_q of Eq. 1: the query's own tokens, those and the chat suffix (its tokens have seen the
     whole query), or everything from the late instruction to the end (as ICR and QR do). ``order`` is that of the documents.
-    ``document_layout``: documents one after another, each reading those before it (the paper's), or side by side, each reading
+    ``document_layout``: documents one after another, each reading those before it (the paper's), or in the parallel layout, each reading
     the opening and itself, at the same positions and without a number, so that their order does not matter; late is parallel
     with a query branch that reads no passage and begins at ``branch_position`` (P), whatever the passages' lengths.
     """
@@ -75,7 +75,7 @@ class PromptTemplate:
 
     @property
     def is_parallel(self) -> bool:
-        """Whether documents stand side by side and do not see each other."""
+        """Whether this is the parallel layout, in which documents do not see each other."""
         return self.document_layout == "parallel"
 
     @property

@@ -104,6 +104,7 @@ def segment_log_sums(logits: torch.Tensor, segment_of_token_BS: torch.Tensor, nu
     ``segment_of_token_BS`` holds ``num_segments`` where a token is in none. Masked logits (-inf) add nothing. Differentiable.
     """
     logits = logits.float()
+    # one scatter over all segments: a loop over documents would launch hundreds of kernels per layer
     index = segment_of_token_BS[:, None, None, :].expand(logits.shape)
     lowest = logits.new_full((*logits.shape[:-1], num_segments + 1), -math.inf)
     with torch.no_grad():  # the shift by the maximum cancels, also in the gradient
@@ -138,6 +139,7 @@ def mean_over_rows(values: torch.Tensor, weights_R: torch.Tensor | None = None) 
     """
     if weights_R is None:
         return values.mean(-1)
+    # where() and not a product: padding rows may hold -inf, and -inf times 0 is NaN
     weights = weights_R.float()[..., None, None, :]
     return torch.where(weights > 0, values * weights, torch.zeros_like(values)).sum(-1)
 
@@ -150,13 +152,3 @@ def weighted_sum(values: torch.Tensor, weights_K: torch.Tensor) -> torch.Tensor:
     """
     with torch.autocast(values.device.type, enabled=False):
         return (values.float() * weights_K.float()).sum(-1)
-
-
-def list_centred(scores_BN: torch.Tensor, num_documents_B: Sequence[int] | None = None) -> torch.Tensor:
-    """Scores minus their list's mean: what can be compared when the row's normaliser was dropped, which shifts a whole list."""
-    if num_documents_B is None:
-        return scores_BN - scores_BN.mean(-1, keepdim=True)
-    counts_B = torch.as_tensor(num_documents_B, device=scores_BN.device)
-    is_real_BN = torch.arange(scores_BN.shape[-1], device=scores_BN.device) < counts_B[:, None]
-    means_B = torch.where(is_real_BN, scores_BN, torch.zeros_like(scores_BN)).sum(-1) / counts_B.clamp_min(1)
-    return scores_BN - means_B[:, None]

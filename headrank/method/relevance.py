@@ -63,7 +63,7 @@ class RelevanceCurve:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for headrank.json."""
-        shape = {"slope": self.slope, "intercept": self.intercept}
+        shape: dict[str, Any] = {"slope": self.slope, "intercept": self.intercept}
         if self.kind == "isotonic":
             shape = {"scores": list(self.scores), "values": list(self.values)}
         return {"kind": self.kind, **shape, "fit": dict(self.fit)}
@@ -85,6 +85,7 @@ class RelevanceCurve:
 
 
 def _sigmoid(logits_N: np.ndarray) -> np.ndarray:
+    # tanh saturates where exp(-logit) would overflow
     return 0.5 * (1.0 + np.tanh(0.5 * logits_N))
 
 
@@ -95,6 +96,7 @@ def fit_platt(scores_N: np.ndarray, is_relevant_N: np.ndarray) -> RelevanceCurve
     """
     scores_N, positive = _checked(scores_N, is_relevant_N)
     num_relevant, num_other = int(positive.sum()), int((~positive).sum())
+    # Platt's targets: with 0 and 1 a separable set of judgements drives the slope to infinity
     targets_N = np.where(positive, (num_relevant + 1) / (num_relevant + 2), 1 / (num_other + 2))
     centre, spread = float(scores_N.mean()), float(scores_N.std()) or 1.0
     inputs_N2 = np.stack([(scores_N - centre) / spread, np.ones_like(scores_N)], axis=1)
@@ -102,6 +104,7 @@ def fit_platt(scores_N: np.ndarray, is_relevant_N: np.ndarray) -> RelevanceCurve
     for _ in range(_STEPS):
         chances_N = _sigmoid(inputs_N2 @ weights_2)
         gradient_2 = inputs_N2.T @ (chances_N - targets_N)
+        # the small diagonal keeps Newton's step finite when all scores are equal
         curvature_22 = (inputs_N2 * (chances_N * (1 - chances_N))[:, None]).T @ inputs_N2 + 1e-9 * np.eye(2)
         step_2 = np.linalg.solve(curvature_22, gradient_2)
         weights_2 = weights_2 - step_2
@@ -123,6 +126,7 @@ def fit_isotonic(scores_N: np.ndarray, is_relevant_N: np.ndarray) -> RelevanceCu
         while len(blocks) > 1 and (blocks[-2][0] / blocks[-2][2] >= blocks[-1][0] / blocks[-1][2] or _is_same_score(blocks)):
             last = blocks.pop()
             blocks[-1] = tuple(one + other for one, other in zip(blocks[-1], last, strict=True))  # type: ignore[assignment]
+    # never exactly 0 or 1: one judgement more would make the log loss infinite
     knots = {total / count: float(min(1 - _SMALLEST, max(_SMALLEST, labels / count))) for labels, total, count in blocks}
     return RelevanceCurve("isotonic", scores=tuple(knots), values=tuple(knots.values()))
 
@@ -164,6 +168,7 @@ def area_under_curve(scores_N: np.ndarray, is_relevant_N: np.ndarray) -> float:
     if not num_relevant or not num_other:
         return 0.5
     _, inverse, counts = np.unique(np.asarray(scores_N), return_inverse=True, return_counts=True)
+    # mean rank of equal scores: ties count half
     middle = np.cumsum(counts) - (counts - 1) / 2.0
     ranks = middle[inverse]
     return float((ranks[positive].sum() - num_relevant * (num_relevant + 1) / 2) / (num_relevant * num_other))

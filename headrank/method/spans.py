@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from headrank.errors import InputError
-from headrank.files import shown
+from headrank.files import quote
 from headrank.method.prompt import ChatFrame, PromptTemplate, control_tokens, neutralise
+from headrank.method.tokens import cleaned_query, require_offsets, tokenise
 
 Span = tuple[int, int]  # half-open token range
 MIN_DOCUMENT_TOKENS = 8  # a document cut shorter than this says nothing: refuse the list instead
@@ -48,12 +49,13 @@ class PromptEncoder:
 
     def __init__(self, tokenizer: Any, template: PromptTemplate, max_length: int | None = None, calibrate: bool = True) -> None:
         """``max_length`` is the model's context; longer prompts have their documents shortened evenly."""
-        if not getattr(tokenizer, "is_fast", False):
-            raise InputError("the tokenizer has no offsets (it is not a fast tokenizer); convert it to tokenizer.json")
+        require_offsets(tokenizer)
         self.tokenizer, self.template, self.max_length = tokenizer, template, max_length
         self.frame = ChatFrame.of(tokenizer, template)
         self._special = control_tokens(tokenizer)
-        self._calibration = self._branch(template.calibration_query) if calibrate else (np.empty(0, np.int32), (0, 0))
+        self._calibration = (
+            self._branches([cleaned_query(template.calibration_query, self._special)])[0] if calibrate else (np.empty(0, np.int32), (0, 0))
+        )
 
     def encode(self, query: str, documents: Sequence[tuple[str, str]], *, keep_text: bool = False) -> EncodedContext:
         """Encode one query with its (title, text) documents in prompt order."""
@@ -63,15 +65,12 @@ class PromptEncoder:
         """Encode many contexts with one tokenizer call for the prefixes and one for the branches."""
         if self.template.is_late:
             raise InputError("a late layout has no prompt of query and documents together; its encoder is LateEncoder")
+        queries = [cleaned_query(query, self._special) for query, _ in contexts]
         for query, documents in contexts:
-            if not isinstance(query, str):
-                raise InputError(f"a query must be a string, found {type(query).__name__}: {shown(str(query))}")
-            if not query.strip():
-                raise InputError("empty query; give a query with at least one word")
             if not documents:
                 raise InputError(f"no documents to rank for query {query!r}")
         prefixes = [self._prefix([self._clean(*document) for document in documents]) for _, documents in contexts]
-        branches = self._branches([query for query, _ in contexts])
+        branches = self._branches(queries)
         tokenised = self._tokenise_pieces([pieces for pieces, _ in prefixes])
         parts = zip(contexts, prefixes, tokenised, branches, strict=True)
         return [self._join(query, prefix, tokens, branch, keep_text) for (query, _), prefix, tokens, branch in parts]
@@ -89,14 +88,16 @@ class PromptEncoder:
         position = len(pieces[0])
         for number, document in enumerate(documents, start=1):
             label = "" if self.template.is_parallel else f"[{number}] "
+            # the number "[3]" is not part of the document: its attention would be counted as the document's
             ranges.append((position + len(label), position + len(label) + len(document)))
+            # the blank line stands behind the last document too, so that every document ends alike
             pieces.append(f"{label}{document}\n\n")
             position += len(pieces[-1])
         return pieces if self.template.is_parallel else ["".join(pieces)], ranges
 
     def _tokenise_pieces(self, texts: Sequence[Sequence[str]]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Ids and character offsets [S, 2] of each text that is given in pieces."""
-        tokenised = iter(self._tokenise([piece for pieces in texts for piece in pieces]))
+        tokenised = iter(tokenise(self.tokenizer, [piece for pieces in texts for piece in pieces]))
         joined = []
         for pieces in texts:
             starts = np.cumsum([0, *map(len, pieces)])
@@ -104,29 +105,12 @@ class PromptEncoder:
             joined.append((np.concatenate([ids for ids, _ in parts]), np.concatenate([offsets for _, offsets in parts])))
         return joined
 
-    def _tokenise(self, texts: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Ids and character offsets [S, 2] of each text."""
-        try:
-            encoded = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        except TypeError as error:  # tokenizers' word for a str that is no text
-            raise InputError(
-                "half a surrogate pair (\\ud800 to \\udfff) in a query or document is not a character; repair the text"
-            ) from error
-        return [
-            (np.asarray(ids, np.int32), np.asarray(offsets, np.int64).reshape(-1, 2))
-            for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
-        ]
-
-    def _branch(self, query: str) -> tuple[np.ndarray, Span]:
-        return self._branches([query])[0]
-
     def _branches(self, queries: Sequence[str]) -> list[tuple[np.ndarray, Span]]:
-        """Ids of instruction + query + chat suffix and the rows of I_q among them, for each query."""
+        """Ids of instruction + query + chat suffix and the rows of I_q among them, for each cleaned query."""
         instruction = self.template.instruction
-        cleaned = [neutralise(" ".join(query.split()), self._special) for query in queries]
-        texts = [f"{instruction}{query}{self.frame.after}" for query in cleaned]
+        texts = [f"{instruction}{query}{self.frame.after}" for query in queries]
         branches = []
-        for query, (ids, offsets) in zip(cleaned, self._tokenise(texts), strict=True):
+        for query, (ids, offsets) in zip(queries, tokenise(self.tokenizer, texts), strict=True):
             first, last = _tokens_in(offsets, len(instruction), len(instruction) + len(query))
             rows = {"query": (first, last), "query-suffix": (first, len(ids)), "instruction": (0, len(ids))}[self.template.query_rows]
             branches.append((ids, rows))
@@ -147,10 +131,13 @@ class PromptEncoder:
         calibration_ids, calibration_rows = self._calibration
         is_shortened = False
         if self.max_length is not None:
+            # positions and not tokens: both branches restart after the prefix, so only the longer one takes room
             room = self.max_length - max(len(branch_ids), len(calibration_ids))
             if self._positions(offsets, ranges) > room:
                 text, ranges, prefix_ids, offsets = self._shorten(query, text, ranges, offsets, room)
                 is_shortened = True
+        # spans come from character offsets of the whole text: tokenising documents apart would give other tokens at
+        # their edges
         spans = tuple(_tokens_in(offsets, *span) for span in ranges)
         start = len(prefix_ids)
         second = start + len(branch_ids)
@@ -173,7 +160,7 @@ class PromptEncoder:
         )
 
     def _positions(self, offsets: np.ndarray, ranges: Sequence[Span]) -> int:
-        """Positions that a prefix takes: one a token, or those of the opening and the longest document side by side."""
+        """Positions that a prefix takes: one per token, or those of the opening and the longest document in the parallel layout."""
         if not self.template.is_parallel:
             return len(offsets)
         starts = [_tokens_in(offsets, *span)[0] for span in ranges]
@@ -186,11 +173,13 @@ class PromptEncoder:
         spans = [_tokens_in(offsets, *span) for span in ranges]
         lengths = np.array([end - start for start, end in spans])
         limit = _even_limit(lengths, room - (len(offsets) - int(lengths.sum())))
-        if self.template.is_parallel:  # side by side, no document takes room from another
+        if self.template.is_parallel:  # no document takes room from another
             limit = room - (self._positions(offsets, ranges) - int(lengths.max()))
         while limit >= min(MIN_DOCUMENT_TOKENS, int(lengths.max())):
             pieces = []
             for (first, last), (begin, end) in zip(spans, ranges, strict=True):
+                # cut the text and tokenise again: a prefix of token ids need not be what the tokenizer makes of the cut
+                # text
                 cut = end if last - first <= limit else int(offsets[first + limit - 1][1])
                 pieces.append(text[begin:cut].rstrip())
             new_pieces, new_ranges = self._prefix(pieces)
@@ -201,12 +190,12 @@ class PromptEncoder:
             limit -= max(1, excess // len(spans))  # a cut may split a token in two: take a little more
         if self.template.is_parallel:
             raise InputError(
-                f"query {shown(query)}: the query leaves no room for a document of {MIN_DOCUMENT_TOKENS} tokens in the model's context of "
+                f"query {quote(query)}: the query leaves no room for a document of {MIN_DOCUMENT_TOKENS} tokens in the model's context of "
                 f"{self.max_length} tokens; shorten the query"
             )
         raise InputError(
-            f"query {shown(query)}: {len(ranges)} documents do not fit the model's context of {self.max_length} tokens even at "
-            f"{MIN_DOCUMENT_TOKENS} tokens each; rank fewer documents (--depth) or shorten the query"
+            f"query {quote(query)}: {len(ranges)} documents do not fit the model's context of {self.max_length} tokens even at "
+            f"{MIN_DOCUMENT_TOKENS} tokens each; rank fewer documents (`depth`) or shorten the query"
         )
 
 

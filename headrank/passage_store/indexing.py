@@ -140,7 +140,7 @@ def _say_and_check_size(folder: Path, header: StoreHeader, found: Survey, sample
     """Size and time before the work starts, from the sample's tokens per character; a disk that is too small is an InputError."""
     tokens = found.missing_characters * sum(keys.shape[1] for keys in sample) / max(1, found.sample_characters)
     size = tokens * header.bytes_per_token + found.num_missing * BYTES_PER_RECORD
-    what = f"{header.bytes_per_token:,.0f} bytes a token ({len(header.pairs)} pairs, {header.dtype}, pool {header.pool})"
+    what = f"{header.bytes_per_token:,.0f} bytes per token ({len(header.pairs)} pairs, {header.dtype}, pool {header.pool})"
     _log.info(
         f"{found.num_missing:,} passages to add ({found.num_present:,} are there), about {tokens / 1e6:.2f} million tokens: about "
         f"{size / 1e6:,.0f} MB at {what}, about {tokens * seconds_per_token / 60:,.1f} minutes"
@@ -149,7 +149,7 @@ def _say_and_check_size(folder: Path, header: StoreHeader, found: Survey, sample
     if size > free:
         raise InputError(
             f"{folder}: about {size / 1e6:,.0f} MB are needed at {what}, and {free / 1e6:,.0f} MB are free; choose another disk, fewer "
-            "pairs, --dtype int8 or --pool 2"
+            "pairs, `dtype` int8 or `pool` 2"
         )
 
 
@@ -216,7 +216,7 @@ def index_pairs(text: str, readout_pairs: Sequence[KeyPair], num_groups: int, nu
         layer, colon, group = part.partition(":")
         if not (colon and layer.isdecimal() and group.isdecimal() and int(layer) < num_layers and int(group) < num_groups):
             raise InputError(
-                f"--pairs {part!r} is not LAYER:GROUP of a model with {num_layers} layers and {num_groups} key-value groups; "
+                f"`pairs` {part!r} is not LAYER:GROUP of a model with {num_layers} layers and {num_groups} key-value groups; "
                 "give 'heads', 'all' or such as 3:0,7:2"
             )
         chosen.add((int(layer), int(group)))

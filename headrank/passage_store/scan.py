@@ -29,7 +29,6 @@ from headrank.passage_store.store import Entry
 
 TILE_TOKENS = 8192  # 8 MB of int8 keys at 16 pairs of 64: within the cache of a server's core group
 _LOG2_E = math.log2(math.e)
-_LN_2 = math.log(2.0)
 _FINE = 254  # the second integer's step is the first's divided by this
 
 
@@ -116,7 +115,10 @@ class Scanner:
         counts_T = self._counts(tile, lengths)
         sums_ANX = torch.ones(len(self.places), len(tile), prepared.constant_AX.shape[1])  # 1 where a pair has fewer heads than others
         for pair in range(len(self.places)):
+            # no maximum is subtracted: centred keys keep most exponents small, and the rare overflow is done again in
+            # _mend
             powers_TX = self._logits(keys_ATD[pair], prepared, pair).exp2_()
+            # embedding_bag sums each passage on its own: no other passage changes how its sum is rounded
             sums_NX = F.embedding_bag(numbers_T, powers_TX, starts_N, mode="sum", per_sample_weights=counts_T)
             sums_ANX[pair, :, : sums_NX.shape[1]] = sums_NX
         sums_ANX.log_().add_(prepared.constant_AX[:, None])
@@ -175,6 +177,7 @@ class Scanner:
 
     def _mend(self, sums_NKR: torch.Tensor, tile: Sequence[Entry], vectors_KRD: torch.Tensor) -> None:
         """Sum passages again, with their maximum, whose powers of two left the range of float32."""
+        # one sum instead of a look at every number: not finite is rare
         if sums_NKR.sum().isfinite():
             return
         is_wrong_N = ~sums_NKR.isfinite().flatten(1).all(1)

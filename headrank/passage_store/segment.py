@@ -45,6 +45,7 @@ class Segment:
         """Map a segment and check what can be checked without reading its keys; damage is an InputError that names the file."""
         records = _mapped(folder / RECORDS).view(np.uint8)
         keys = _mapped(folder / KEYS)
+        # a record that a kill cut off is not there
         whole = records[: len(records) // RECORD.itemsize * RECORD.itemsize].view(RECORD)
         seal = _read_seal(folder)
         if seal is not None:
@@ -61,6 +62,7 @@ class Segment:
         count = seal["records"]
         found = {"records": len(records), "keys_bytes": len(keys), "index_bytes": len(index)}
         for name, size in found.items():
+            # more is no damage: a writer may have begun to continue the segment
             if size < seal[name]:
                 raise InputError(
                     f"{folder}: sealed with {seal[name]:,} {name.replace('_', ' ')}, found {size:,}; "
@@ -85,6 +87,7 @@ class Segment:
                     numbers[row] = self.order[place]
                     break
                 place += 1
+        # only what is asked for is checked: a whole store is verified by 'headrank index --verify'
         self.check(numbers[numbers >= 0])
         return numbers
 
@@ -112,6 +115,7 @@ def seal(folder: Path, records: np.ndarray, keys_bytes: int) -> None:
         stream.write(records["first"][order].tobytes())
         stream.write(order.tobytes())
         stream.flush()
+        # the index before the seal that vouches for it
         os.fsync(stream.fileno())
     write_json(folder / SEAL, {"records": len(records), "keys_bytes": keys_bytes, "index_bytes": 12 * len(records)})
 

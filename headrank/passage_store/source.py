@@ -65,13 +65,14 @@ class StoredPassages:
         if self.adds and tuple(late.pairs) != header.pairs:
             raise InputError(
                 f"{self.store.folder}: this reranker computes {len(late.pairs)} of the store's {len(header.pairs)} pairs and cannot add "
-                "passages; leave --store-add out, or index with these heads"
+                "passages; leave `store_add` out, or index with these heads"
             )
         self._late, self._places = late, header.places(late.pairs)
         self._scanner = Scanner(self.form, self._places, late.pair_of_head, header.identity.head_size)
 
     def find(self, documents: Sequence[Passage]) -> list[KeptKeys | None]:
         """The keys themselves, in float32: for whoever needs more than a score. Pooled stores have none to give."""
+        # pooled keys are means of several tokens: they score here, but are no keys of single tokens
         if self.form.pool > 1:
             return [None] * len(documents)
         return [
@@ -83,6 +84,7 @@ class StoredPassages:
         """The score of every passage that is here, None for the others; queries that share a list are scanned together."""
         by_list: dict[tuple[Passage, ...], list[int]] = {}
         for number, (_, documents) in enumerate(lists):
+            # queries over the same list share one scan: its keys are read from memory once
             by_list.setdefault(tuple(documents), []).append(number)
         results: list[list[StoredScore | None]] = [[] for _ in lists]
         for documents, numbers in by_list.items():

@@ -88,6 +88,7 @@ class PassageStore:
         known = {segment.folder: segment for segment in self.segments}
         self.segments = []
         for folder in segment_folders(self.folder):
+            # a segment that did not grow keeps its map: opening it again would touch all its records
             before = known.get(folder)
             size = (folder / RECORDS).stat().st_size // RECORD.itemsize if (folder / RECORDS).is_file() else 0
             is_same = before is not None and len(before) == size
@@ -102,6 +103,7 @@ class PassageStore:
         for segment in self.segments:
             numbers = segment.find(firsts, seconds)
             for row in np.flatnonzero(numbers >= 0):
+                # the first segment wins: a passage may stand in two after a kill in the middle of pruning
                 found[row] = found[row] or Entry(segment, int(numbers[row]))
         return found
 
@@ -141,6 +143,7 @@ def create_store(folder: Path, header: StoreHeader, scales: Scales) -> None:
     (folder / SEGMENTS).mkdir(parents=True, exist_ok=True)
     with atomic_write(folder / SCALES_FILE, "wb") as stream:
         stream.write(scales.to_bytes())
+    # last: store.json is what makes the folder a store, and it names the digest of the scales
     header.write(folder)
 
 

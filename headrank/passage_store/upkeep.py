@@ -70,13 +70,6 @@ def _index_is_right(segment: Segment) -> bool:
     )
 
 
-def _is_sealed_well(segment: Path, header: StoreHeader) -> bool:
-    try:
-        return (segment / SEAL).is_file() and _index_is_right(Segment.open(segment, header))
-    except InputError:
-        return False
-
-
 def prune(folder: Path, wanted: Collection[bytes] | None = None) -> tuple[int, int]:
     """Rewrite the store without damaged passages, repeated ones and, if ``wanted`` is given, all that are not in it: (kept, dropped).
 

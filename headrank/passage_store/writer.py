@@ -81,6 +81,7 @@ class StoreWriter:
         """Make everything added so far durable and visible to readers."""
         if not self._pending or self._keys is None or self._records is None:
             return
+        # keys reach the disk before the records that point to them: a record on disk always has its keys
         _flush(self._keys)
         self._records.write(b"".join(record.tobytes() for record in self._pending))
         _flush(self._records)
@@ -116,6 +117,7 @@ class StoreWriter:
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
             return False
         recover(segment, self.header)
+        # after recover(): a segment without a seal is read record by record
         (segment / SEAL).unlink(missing_ok=True)
         return True
 

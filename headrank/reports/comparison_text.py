@@ -46,7 +46,7 @@ def render(comparison: Comparison, style: str, *, per_query: bool = False) -> st
 
 
 def _query_rows(comparison: Comparison) -> list[list[str]]:
-    """A header and a row a query: its value under every measure of every run, empty where a run does not count it."""
+    """A header and a row per query: its value under every measure of every run, empty where a run does not count it."""
     columns = {
         f"{name} {measure}": {query_id: scale_of(measure) * value for query_id, value in evaluation.values[measure].items()}
         for name, evaluation in comparison.evaluations.items()

@@ -23,11 +23,6 @@ class HeadDepth:
         """l_max + 1: what early exit computes."""
         return self.band[1] + 1
 
-    @property
-    def share_of_layers(self) -> float:
-        """layers_used as a fraction of the model's layers."""
-        return self.layers_used / len(self.counts)
-
 
 def head_depth(heads: HeadSet) -> HeadDepth:
     """How many selected heads each layer holds, the band from the shallowest to the deepest, and the mean layer."""

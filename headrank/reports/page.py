@@ -14,7 +14,7 @@ from headrank.formats import atomic_write
 from headrank.reports.grids import Grid
 from headrank.reports.table_text import to_html, to_markdown
 
-PIXELS_PER_DOT = 0.55  # figures are drawn at 200 dots an inch and shown at 110 pixels an inch, all at the same scale
+PIXELS_PER_DOT = 0.55  # figures are drawn at 200 dots per inch and shown at 110 pixels an inch, all at the same scale
 
 
 @dataclass(frozen=True)

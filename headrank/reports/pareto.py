@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CostPoint:
-    """One method of one model: seconds a query, effectiveness, and what to write beside the mark."""
+    """One method of one model: seconds per query, effectiveness, and what to write beside the mark."""
 
     seconds: float
     value: float

@@ -50,7 +50,7 @@ def _contests(report: RunReport) -> list[Contest]:
     """One contest for each benchmark and condition that has at least two comparable rows."""
     known = dict.fromkeys(measure for cell in report.cells for measure in cell.metrics["measures"])
     if report.measure is not None and report.measure not in known:
-        raise InputError(f"--measure {report.measure}: no result has it, they have {', '.join(known)}; evaluate with --measures first")
+        raise InputError(f"`measure` {report.measure}: no result has it, they have {', '.join(known)}; evaluate with `measures` first")
     contests = []
     for group in group_cells(report.cells):
         for benchmark in dict.fromkeys(cell.benchmark for cell in group.cells):
@@ -68,7 +68,7 @@ def _require_challenger(wanted: str | None, contests: Sequence[Contest]) -> None
         return
     if not any(wanted in (contest.challenger, contest.cells[contest.challenger].method) for contest in contests):
         rows = dict.fromkeys(label for contest in contests for label in contest.cells)
-        raise InputError(f"--challenger {wanted!r} is not among the results: {', '.join(rows)}")
+        raise InputError(f"`challenger` {wanted!r} is not among the results: {', '.join(rows)}")
 
 
 def _outcome_blocks(report: RunReport, contests: Sequence[Contest]) -> list[Block]:

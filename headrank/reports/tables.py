@@ -105,6 +105,7 @@ class Table:
             if column.key in row.values:  # the paper prints its own averages
                 continue
             found = [row.values.get(each.key) for each in self.columns if each.measure == column.measure]
+            # no average over what happens to be there: a row without its worst benchmark would lead the table
             if all(value is not None for value in found):
                 averages[column.key] = Value(mean(value.number for value in found if value is not None))
         return averages

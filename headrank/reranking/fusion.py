@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from headrank.errors import InputError
-from headrank.formats import Candidate, Run, followed_by_unread
+from headrank.formats import Candidate, Run, append_unranked
 
 
 def standardised(scores: Sequence[float]) -> np.ndarray:
@@ -35,7 +35,7 @@ def fuse_list(first_stage: Sequence[Candidate], reranked: Sequence[Candidate], d
     )
     order = sorted(range(len(top)), key=lambda place: (-scores[place], place))
     fused = [(top[place].doc_id, float(scores[place])) for place in order]
-    return followed_by_unread(fused, (candidate.doc_id for candidate in rest))
+    return append_unranked(fused, (candidate.doc_id for candidate in rest))
 
 
 def _require_same_candidates(first_stage: Sequence[Candidate], found: Mapping[str, float], depth: int) -> None:
@@ -53,12 +53,12 @@ def _require_same_candidates(first_stage: Sequence[Candidate], found: Mapping[st
     above = [doc_id for doc_id in rest if found.get(doc_id, floor) > floor]
     if above:
         raise InputError(
-            f"candidate {above[0]!r} was reranked and is not in the first stage's top {depth}; give the --depth of the reranking"
+            f"candidate {above[0]!r} was reranked and is not in the first stage's top {depth}; give the `depth` of the reranking"
         )
 
 
 def _has_unread_end(first_stage: Sequence[Candidate], reranked: Sequence[Candidate], depth: int) -> bool:
-    """Whether the last of the top ``depth`` has its place and not a score, as ``followed_by_unread`` gives it."""
+    """Whether the last of the top ``depth`` has its place and not a score, as ``append_unranked`` gives it."""
     top = [candidate.doc_id for candidate in first_stage[:depth]]
     found = {candidate.doc_id: candidate.score for candidate in reranked}
     ordered = sorted((found[doc_id] for doc_id in top), reverse=True)
@@ -79,5 +79,5 @@ def fuse_runs(first_stage: Run, reranked: Run, depth: int, weight: float) -> dic
             raise InputError(f"query {query_id!r}: {error}") from None
     whole = [query_id for query_id in reranked if len(first_stage[query_id]) >= depth]
     if whole and all(_has_unread_end(first_stage[query_id], reranked[query_id], depth) for query_id in whole):
-        raise InputError(f"the reranking was not as deep as {depth}; give its own --depth")
+        raise InputError(f"the reranking was not as deep as {depth}; give its own `depth`")
     return fused

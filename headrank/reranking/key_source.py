@@ -22,7 +22,7 @@ from headrank.passage_store.content import passage_digest
 if TYPE_CHECKING:
     from headrank.reranking.late_reader import LateReader
 
-DEFAULT_BYTES = 512 * 2**20  # of recent passages; a full readout of a 135M model takes about 12 KB a token in bfloat16
+DEFAULT_BYTES = 512 * 2**20  # of recent passages; a full readout of a 135M model takes about 12 KB per token in bfloat16
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ from headrank.method.readout import Readout
 from headrank.reranking.capture import ExitEarly, LateForward
 from headrank.reranking.reader import AttentionReader
 
+# a few fixed lengths and batch sizes: matrix kernels round differently for other shapes, and a passage must have the
+# same keys in any batch
 BUCKETS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 _CPU_TOKENS, _GPU_TOKENS = 192, 16384  # of one batch: on a CPU matrix kernels are near their best from here on
 
@@ -73,6 +75,7 @@ class LateReader:
 
     def _keys_of(self, rows: Sequence[np.ndarray], bucket: int, size: int) -> PassageKeys:
         """One forward of ``size`` rows (missing ones are padding) and the keys of the real rows."""
+        # always 'size' rows, also for the last few passages: a smaller batch may be rounded differently
         ids = np.full((size, bucket), self.reader.tokenizer.pad_token_id or 0, np.int64)
         for row, tokens in enumerate(rows):
             ids[row, : len(tokens)] = tokens
@@ -96,6 +99,7 @@ class LateReader:
         forward = LateForward(max(self._heads), opening, heads_by_layer=self._heads, rows=rows)
         reached = self.heads.prompt.branch_position + len(query.input_ids) - 1
         self._run(ids, (self.heads.prompt.branch_position + torch.arange(bucket)).clamp_max(reached), forward)
+        # vectors are captured layer by layer, weights stand in the order of the file
         in_layer_order = [(layer, head) for layer, heads in self._heads.items() for head in heads]
         place = [in_layer_order.index(head) for head in self.heads.heads]
         vectors_1KRD = torch.cat([forward.vectors[layer] for layer in self._heads], dim=1)[:, place].float()
@@ -112,6 +116,7 @@ class LateReader:
 
     def opening(self) -> Mapping[int, tuple[torch.Tensor, torch.Tensor]]:
         """Keys and values of the opening in every layer, computed once."""
+        # the opening is the same for every passage and query: its keys and values are computed once per reranker
         if self._opening is None:
             forward = LateForward(self.pairs[-1][0], groups_by_layer=self._groups)
             with torch.inference_mode():
@@ -131,6 +136,7 @@ class LateReader:
         raise InputError(f"{self.reader.name}: this architecture does not call the registered attention in layer {forward.last_layer}")
 
     def _finite(self, values: torch.Tensor) -> torch.Tensor:
+        # checked where it is made: a NaN key would be stored and spoil every later query
         if not torch.isfinite(values).all():
             raise InputError(f"{self.reader.name}: attention is not finite; the weights hold NaN or infinity")
         return values

@@ -43,14 +43,11 @@ def model_card(
         kind = f"This directory holds only the {depth} that reranking reads; it cannot generate text."
     else:
         kind = f"All {heads.num_layers} layers are here, so it also loads with plain `AutoModelForCausalLM`; reranking uses {depth}."
-    layout = " Passages are read side by side, so that their order does not change a score." if heads.prompt.is_parallel else ""
     names = ", ".join(head_name(head) for head in heads.heads)
     parts = [
         "\n".join(block),
         f"# {name}",
-        "A reranker that reads relevance from attention: one truncated prefill pass, no decoding. "
-        f"It scores a passage by the attention its tokens get from the query in {len(heads.heads)} heads of {base_model}, "
-        f'minus what they get from the content-free query "N/A".{layout}',
+        f"A reranker that reads relevance from attention: one truncated prefill pass, no decoding. {_score(heads, base_model)}",
         kind,
         "## Usage",
         _SNIPPET.format(name=name),
@@ -61,6 +58,23 @@ def model_card(
         _facts(training, num_bytes),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _score(heads: HeadSet, base_model: str) -> str:
+    """What the score of a passage is."""
+    where = f"{len(heads.heads)} heads of {base_model}"
+    if heads.readout is not None and heads.readout.kind == "log-mass":
+        text = (
+            f"It scores a passage by the logarithm of the attention that each token of the query pays to it, a weighted sum over {where}."
+        )
+    else:
+        text = f"It scores a passage by the attention its tokens get from the query in {where}, "
+        text += 'minus what they get from the content-free query "N/A".'
+    if heads.prompt.is_late:
+        text += " The query reads no passage: a score depends on the query and that passage alone, and passages can be kept in a store."
+    elif heads.prompt.is_parallel:
+        text += " It uses the parallel layout: scores do not depend on candidate order."
+    return text
 
 
 def _facts(training: Mapping[str, Any], num_bytes: int | None) -> str:

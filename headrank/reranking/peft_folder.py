@@ -193,7 +193,6 @@ def write_adapter(
     for name, pair in factors.items():
         for letter, factor in zip("AB", pair, strict=True):
             tensors[f"base_model.model.model.{name}.lora_{letter}.weight"] = factor.contiguous()
-    save_file(tensors, folder / WEIGHTS_NAME, metadata={"format": "pt"})
     config = {
         "base_model_name_or_path": base_name,
         "bias": "none",
@@ -211,6 +210,8 @@ def write_adapter(
         "use_rslora": False,
     }
     write_json(folder / ADAPTER_CONFIG, config)
+    save_file(tensors, folder / WEIGHTS_NAME, metadata={"format": "pt"})
+    (folder / WEIGHTS_NAME).chmod((folder / ADAPTER_CONFIG).stat().st_mode)  # safetensors lets nobody else read its files
 
 
 def target_pattern(modules: Iterable[str]) -> str:

@@ -81,6 +81,7 @@ class PromptReranker(HeadRankReranker):
     def _finish(self, query: str, context: EncodedContext, order: Sequence[int], row: np.ndarray) -> ListScores:
         """Back to the order given; check the numbers; an empty document goes last."""
         scores, empty = np.empty(len(order), np.float32), np.zeros(len(order), bool)
+        # back to the order in which the documents were given; a shorter list of the batch ends before the row does
         scores[list(order)] = row[: len(order)]
         empty[list(order)] = [first == last for first, last in context.document_spans]
         scores = with_empty_last(scores, empty, query, self.reader.name)
@@ -106,6 +107,7 @@ class PromptReranker(HeadRankReranker):
         layout = capture.layout
         per_head_BKN = (self._head_values(capture) * self._weights_K).transpose(1, 2)
         rows_BKS = torch.cat([capture.query_rows[layer] for layer in self.by_layer], dim=1)
+        # a head that does not look at a document at all would divide by zero
         masses_BKN = sum_over_documents(rows_BKS, layout.document_of_token_BS, layout.num_documents).clamp_min(1e-30)
         factor_BKN = torch.nn.functional.pad(per_head_BKN / masses_BKN, (0, 1))  # tokens of no document get 0
         values_BKS = rows_BKS * factor_BKN.gather(2, layout.document_of_token_BS[:, None].expand(rows_BKS.shape))
@@ -115,7 +117,7 @@ class PromptReranker(HeadRankReranker):
 def shared_scores(
     rankers: Sequence[HeadRankReranker], requests: Sequence[tuple[str, Sequence[DocumentLike]]], *, batch_size: int | None = None
 ) -> list[list[ListScores]]:
-    """One forward a batch for several rankers on one reader: for each request, the scores of each ranker.
+    """One forward per batch for several rankers on one reader: for each request, the scores of each ranker.
 
     Late rankers have no forward of a list to share; each computes its own keys.
     """
@@ -124,11 +126,13 @@ def shared_scores(
         raise ValueError("rankers that share a forward must share the reader")
     by_prompt = [ranker for ranker in rankers if isinstance(ranker, PromptReranker)]
     if len(by_prompt) < len(rankers):
+        # prompt rankers among late ones lose the shared forward: mixing the two is rare and has no common batch
         each = [ranker.score_batch(requests, batch_size=batch_size) for ranker in rankers]
         return [list(results) for results in zip(*each, strict=True)]
     pairs, size = checked_requests(requests, rankers[0].batch_size if batch_size is None else batch_size)
     if not pairs:
         return []
+    # with calibration if any ranker needs it; log masses are not changed by the branch, which their rows do not see
     encoder = next((ranker.encoder for ranker in by_prompt if not ranker.is_log_mass), by_prompt[0].encoder)
     orders = [reranking_order(encoder.template, documents) for _, documents in pairs]
     contexts = encoder.encode_many(
@@ -137,6 +141,7 @@ def shared_scores(
     wanted = _union([ranker.by_layer for ranker in rankers])
     reads = {"log-mass" if ranker.is_log_mass else "mass" for ranker in by_prompt}
     results: list[list[ListScores]] = [[] for _ in contexts]
+    # lists of similar length share a batch: padding is computed like any token
     by_length = sorted(range(len(contexts)), key=lambda index: contexts[index].length)
     for start in range(0, len(by_length), size):
         chosen = by_length[start : start + size]

@@ -1,4 +1,4 @@
-"""The request files of rank_llm: a query and its candidates with their texts, one object a line (or one JSON list).
+"""The request files of rank_llm: a query and its candidates with their texts, one object per line (or one JSON list).
 
 {"query": {"text": "...", "qid": "1"}, "candidates": [{"docid": "d1", "score": 9.2, "doc": {"title": "", "text": "..."}}]}
 """

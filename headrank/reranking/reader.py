@@ -18,7 +18,7 @@ from headrank.method.attention import batch_contexts
 from headrank.method.prompt import PromptTemplate
 from headrank.method.spans import EncodedContext, PromptEncoder
 from headrank.model_config import first_line, load_config, text_config, truncate_config
-from headrank.placement import fast_bfloat16, place, use_available_cores
+from headrank.placement import fast_bfloat16, resolve_device, use_available_cores
 from headrank.reranking.capture import Capture, ExitEarly, register
 from headrank.reranking.decoder import Decoder, load_decoder
 from headrank.reranking.decoder_files import DecoderShape, refuse_incomplete
@@ -65,7 +65,8 @@ class AttentionReader:
         """
         model, is_int8 = resolve_model(model), dtype == "int8"
         is_auto = dtype == "auto" or (dtype is None and prompt is not None and prompt.is_late)
-        device, dtype = place(device, "float32" if is_int8 else None if is_auto else dtype)
+        # int8 weights are made from float32 ones: rounded to bfloat16 first they would be rounded twice
+        device, dtype = resolve_device(device, "float32" if is_int8 else None if is_auto else dtype)
         if is_auto:
             dtype = _fastest(model, device, dtype)
         tokenizer, loaded, num_layers = _load_plain(model, last_layer, dtype) or _load_with_transformers(model, last_layer, dtype)
@@ -98,8 +99,12 @@ class AttentionReader:
         capture = Capture(layout, heads_by_layer, deepest if stop_early else None, frozenset(reads))
         try:
             self.model(input_ids=input_ids_BS, position_ids=layout.position_ids_BS, use_cache=False, headrank=capture)
+        # the normal end: the deepest wanted layer raises it from inside its attention, so that nothing above is
+        # computed
         except ExitEarly:
             pass
+        # transformers falls back to its own attention without a word; then no row was captured, and no score may be
+        # made up
         missing = set(heads_by_layer) - set(capture.query_rows or capture.log_ratios)
         if missing:
             raise InputError(f"{self.name}: this architecture does not call the registered attention (layer {min(missing)} was never seen)")
@@ -162,6 +167,7 @@ def load_complete(auto: Any, model: str | Path, kind: str, **options: Any) -> tu
     try:
         with quiet_loading():
             tokenizer = AutoTokenizer.from_pretrained(source)
+            # ignore_mismatched_sizes lets transformers load what fits: the mismatches are then reported by name below
             options["dtype"] = torch.float32 if is_adapted else dtype  # an adapter is added before anything is rounded
             loaded, report = auto.from_pretrained(source, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:

@@ -20,7 +20,8 @@ from headrank.artifacts import content_digest, file_state, fingerprint
 from headrank.errors import InputError
 from headrank.formats import Collection, read_lines
 from headrank.method.prompt import PromptTemplate
-from headrank.reranking.model_sources import is_embedded, resolve_model
+from headrank.reranking import shipped_readouts
+from headrank.reranking.model_sources import EMBEDDED
 from headrank.reranking.partial_results import PartialResults
 from headrank.reranking.rerank_outputs import Target, check_targets, require_places, write_targets
 from headrank.reranking.rerank_requests import Request, requests_from_collection, requests_from_file
@@ -75,10 +76,12 @@ def rerank(job: RerankJob) -> None:
     output, key = Path(job.targets[0].output), job_key(job, requests)
     store = PartialResults(output, key, rank, restart=job.restart)
     barrier(world_size)  # all see the same finished queries, or the shares below would not fit together
+    # every world_size-th and not blocks: lists get longer towards the end of some collections
     pending = [request for request in requests if request.query_id not in store.done][rank::world_size]
     if store.done:
         _log.info("%s: %d of %d queries were done before, going on", output, len(store.done), len(requests))
     started = time.perf_counter()
+    # a finished run that is only written again loads no model, unless its facts are asked for
     rankers = build_rankers(job) if pending or (rank == 0 and any(target.meta for target in job.targets)) else []
     loaded = time.perf_counter()
     bar = _progress(pending)
@@ -108,8 +111,11 @@ def _score(rankers: Sequence[Any], batch: list[Request]) -> Iterator[dict[str, A
     started = time.perf_counter()
     lists = [(request.query, [{"title": d.title, "text": d.text} for d in request.documents]) for request in batch]
     results = [[result] for result in rankers[0].score_batch(lists)] if len(rankers) == 1 else _shared_scores(rankers, lists)
+    # a batch has one time: its queries share it evenly
     seconds = (time.perf_counter() - started) / len(batch)
     for request, (result, *others) in zip(batch, results, strict=True):
+        # kept in the retriever's order whatever order was read, so that runs of other orders can be compared line by
+        # line
         by_rank = sorted(range(len(request.candidates)), key=lambda place: request.candidates[place].rank)
         positions = result.positions or range(1, len(by_rank) + 1)
         yield (
@@ -171,8 +177,11 @@ def build_rankers(job: RerankJob) -> list[Any]:
     from headrank.reranking.reader import AttentionReader
     from headrank.reranking.reranker import HeadRankReranker, choose_heads
 
-    model, first = resolve_model(job.model), job.targets[0]
-    sets = [choose_heads(model, "all" if target.method == "icr" else target.heads) for target in job.targets]
+    # targets share a forward, so a method that names no readout of the trained model decides for the model as it is
+    names = ["all" if target.method == "icr" else target.heads for target in job.targets]
+    base = next((name for name in names if name is not None and name not in shipped_readouts.TRAINED), names[0])
+    model, first = shipped_readouts.model_to_read(job.model, base), job.targets[0]
+    sets = [choose_heads(model, name) for name in names]
     prompts = [dataclasses.replace(heads.prompt, **job.prompt) for heads in sets]
     for target, prompt in zip(job.targets[1:], prompts[1:], strict=True):
         if prompt.hash != prompts[0].hash:
@@ -190,7 +199,7 @@ def build_rankers(job: RerankJob) -> list[Any]:
 def _key_cache(job: RerankJob) -> dict[str, Any]:
     """The size of the late layout's memory, where it was given."""
     if job.key_cache_mb is not None and job.key_cache_mb < 0:
-        raise InputError(f"--key-cache-mb {job.key_cache_mb} must be at least 0")
+        raise InputError(f"`key_cache_mb` {job.key_cache_mb} must be at least 0")
     return {} if job.key_cache_mb is None else {"key_cache_bytes": job.key_cache_mb << 20}
 
 
@@ -208,8 +217,9 @@ def _build_ranker(job: RerankJob, target: Target) -> Any:
         return FirstStage()
     from headrank.reranking.reranker import choose_heads
 
-    model = resolve_model(job.model)
-    heads = choose_heads(model, target.heads) if target.heads or target.method == "headrank" else None
+    own = target.heads or ("" if target.method != "headrank" else None)
+    model = shipped_readouts.model_to_read(job.model, own)
+    heads = choose_heads(model, own) if own != "" else None
     prompt = dataclasses.replace(heads.prompt if heads else PromptTemplate(), **job.prompt) if job.prompt else None
     return build_ranker(
         target.method,
@@ -235,6 +245,7 @@ def job_key(job: RerankJob, requests: Sequence[Request]) -> str:
         [request.query_id, request.query, [c.doc_id for c in request.candidates], [[d.title, d.text] for d in request.documents]]
         for request in requests
     ]
+    # where results go is left out: a moved output goes on from what was computed
     methods = [target.method for target in job.targets]
     model = file_state(job.model) if Path(job.model).is_dir() else job.model
     return fingerprint([settings, methods, heads, model, lists, *_store_state(job)])
@@ -248,9 +259,9 @@ def _store_state(job: RerankJob) -> list[str]:
 
 def _heads_state(job: RerankJob, target: Target) -> str | None:
     """The content of the heads' file, also of a readout that the package brings, which another version may have fitted anew."""
-    from headrank.reranking import shipped_readouts
-
     given = target.heads
-    if given in shipped_readouts.NAMES or (given is None and target.method == "headrank" and is_embedded(job.model)):
-        given = str(shipped_readouts.shipped_path(given or shipped_readouts.DEFAULT))
+    if given in shipped_readouts.NAMES or (given is None and target.method == "headrank" and job.model == EMBEDDED):
+        name = given or shipped_readouts.DEFAULT
+        adapter = file_state(shipped_readouts.ADAPTER) if name in shipped_readouts.TRAINED else ""
+        return fingerprint([content_digest(shipped_readouts.shipped_path(name)), adapter])
     return content_digest(given) if given and Path(given).is_file() else given

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrank.errors import InputError
 from headrank.files import require_writable, write_json, write_jsonl
-from headrank.formats import followed_by_unread, read_corpus, write_run
+from headrank.formats import append_unranked, read_corpus, write_run
 from headrank.method.prompt import PromptTemplate
 from headrank.methods import find_method
 from headrank.reranking.rerank_requests import Request
@@ -82,6 +82,7 @@ def write_targets(
     """Write every target from the finished lines, the first one last: once it is there, all are."""
     targets = job.targets
     everything = {head for ranker in rankers for head in ranker.heads.heads} if len(targets) > 1 else set()
+    # the first target last: its run file is what says that the job is done
     for place in reversed(range(len(targets))):
         rows = [_row_of(done[request.query_id], place) for request in requests]
         ranker: Any = rankers[place] if place < len(rankers) else None
@@ -105,7 +106,7 @@ def _write_target(
     ranked: dict[str, list[tuple[str, float]]] = {}
     for request, row in zip(requests, rows, strict=True):
         pairs = sorted(zip(row["doc_ids"], row["scores"], row["ranks"], strict=True), key=lambda item: (-item[1], item[2]))
-        ranked[request.query_id] = followed_by_unread([(doc_id, score) for doc_id, score, _ in pairs], request.rest)
+        ranked[request.query_id] = append_unranked([(doc_id, score) for doc_id, score, _ in pairs], request.rest)
     Path(target.output).parent.mkdir(parents=True, exist_ok=True)
     if target.scores:
         write_jsonl(target.scores, rows)

@@ -43,6 +43,7 @@ def requests_from_collection(
     unknown = sorted(set(candidates) - set(queries))
     if unknown:
         raise InputError(f"{collection.run_path}: query {unknown[0]!r} is not in {collection.queries_path} ({len(unknown)} such queries)")
+    # only what is read: a corpus may hold millions of texts
     corpus = collection.documents({row.doc_id for rows in candidates.values() for row in rows[:depth]})
     return _requests(queries, candidates, corpus, depth, shuffle, only)
 
@@ -64,6 +65,7 @@ def _request(
     query_id: str, query: str, rows: Sequence[Candidate], corpus: Mapping[str, Document], depth: int, shuffle: int | None
 ) -> Request:
     """Cut at the depth; a shuffle depends on its seed and the query alone, so a subset of queries gets the same orders."""
+    # cut before the shuffle: the same candidates are reranked in every order
     head = list(rows[:depth])
     if shuffle is not None:
         head = [head[rank] for rank in random_order(len(head), "rerank", shuffle, query_id)]

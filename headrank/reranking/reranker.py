@@ -24,7 +24,7 @@ from headrank.model_config import model_size
 from headrank.reranking import shipped_readouts
 from headrank.reranking.exported_model import read_headrank_json
 from headrank.reranking.key_source import DEFAULT_BYTES, KeySource
-from headrank.reranking.model_sources import is_embedded, resolve_model
+from headrank.reranking.model_sources import EMBEDDED
 from headrank.reranking.reader import AttentionReader
 from headrank.reranking.rerank_requests import ListScores
 
@@ -59,11 +59,12 @@ class HeadRankReranker(ABC):
     ) -> HeadRankReranker:
         """Load a model ('embedded', a directory, a hub name) with its heads.
 
-        ``heads`` is a HeadSet, a heads.json, "all" (every head, as ICR), or None for those in the model's headrank.json; the embedded
-        model brings "full" (its default) and "fast". The prompt is the heads' own unless one is given. Layers above the deepest head
-        are not loaded. Other options are those of ``from_reader``.
+        ``heads`` is a HeadSet, a heads.json, "all" (every head, as ICR), or None for those in the model's headrank.json. The
+        embedded model brings "full" (its default) and "fast", which are read with the trained adapter that comes with the package,
+        and "untrained-full" and "untrained-fast" without it; any other heads are read on the embedded model as it is. The prompt is
+        the heads' own unless one is given. Layers above the deepest head are not loaded. Other options are those of ``from_reader``.
         """
-        model = resolve_model(model)
+        model = shipped_readouts.model_to_read(model, heads)
         chosen = choose_heads(model, heads, prompt)
         chosen.check_fits(*model_size(model), str(model))
         chosen = chosen if prompt is None else dataclasses.replace(chosen, prompt=prompt)
@@ -93,7 +94,7 @@ class HeadRankReranker(ABC):
         store that 'headrank index' made; ``store_add`` adds the passages that it lacks.
         """
         if store_add and store is None:
-            raise InputError("store_add needs a store to add to; give --store DIR")
+            raise InputError("`store_add` needs a store to add to; give `store`")
         if store is not None and heads.prompt.is_late:
             from headrank.passage_store.source import StoredPassages
 
@@ -130,7 +131,7 @@ class HeadRankReranker(ABC):
     ) -> list[list[dict[str, Any]]]:
         """Rank the documents of many queries."""
         if top_k is not None and top_k < 1:
-            raise InputError(f"top_k {top_k} must be at least 1")
+            raise InputError(f"`top_k` {top_k} must be at least 1")
         ranked = []
         for (_, documents), result in zip(requests, self.score_batch(requests, batch_size=batch_size), strict=True):
             order = sorted(range(len(documents)), key=lambda index: (-result.scores[index], index))[:top_k]
@@ -170,13 +171,11 @@ def choose_heads(model: str | Path, heads: HeadSet | str | Path | None, prompt: 
         return shipped_readouts.shipped_readout(str(heads), model)
     if heads is not None:
         return HeadSet.load(heads)
-    exported = read_headrank_json(model)
-    if exported is None and is_embedded(model):
+    if str(model) == EMBEDDED or shipped_readouts.is_shipped_adapter(model):
         return shipped_readouts.shipped_readout(shipped_readouts.DEFAULT, model)
+    exported = read_headrank_json(model)
     if exported is None:
-        raise InputError(
-            f"{model}: no headrank.json beside this model; give --heads FILE, made by 'headrank select-heads' (in Python heads=)"
-        )
+        raise InputError(f"{model}: no headrank.json beside this model; give `heads`, a file made by 'headrank select-heads'")
     try:
         return HeadSet.from_dict(exported.get("heads"))
     except InputError as error:
@@ -186,7 +185,7 @@ def choose_heads(model: str | Path, heads: HeadSet | str | Path | None, prompt: 
 def checked_requests(requests: Sequence[tuple[str, Sequence[DocumentLike]]], batch_size: int) -> tuple[ListOfPairs, int]:
     """The lists as (query, (title, text) pairs) and the batch size; a list without documents is an InputError."""
     if batch_size < 1:
-        raise InputError(f"batch_size {batch_size} must be at least 1")
+        raise InputError(f"`batch_size` {batch_size} must be at least 1")
     pairs = [(query, titles_and_texts(documents)) for query, documents in requests]
     for query, documents in pairs:
         if not documents:

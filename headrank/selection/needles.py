@@ -6,7 +6,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_PLACES = "Arlen Bexham Cordova Dunmore Elstow Farrow Glenby Hartwell Ivybridge Jarrow Kelso Lindholm Marston Norwell Oakham Pelham".split()
+_PLACES = (
+    "Arlen Bexham Cordova Dunmore Elstow Farrow Glenby Hartwell Ivybridge Jarrow Kelso Lindholm Marston Norwell Oakham Pelham"
+).split()
 _VERBS = "paint climb visit clean repair measure photograph follow".split()
 _ADJECTIVES = "old green silver quiet broken wooden yellow narrow".split()
 _OBJECTS = "bridge tower garden lantern harbour clock mill staircase".split()

@@ -51,6 +51,7 @@ def niah_attention(
 ) -> tuple[torch.Tensor, None]:
     """SDPA; on a step of one token it also notes where each head looks most (softmax does not change which one)."""
     if headrank_step is not None and query.shape[2] == 1:
+        # logits again, because SDPA gives no weights; one row per step is cheap
         keys = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
         logits_HS = (query[0].float() @ keys[0].float().transpose(-1, -2))[:, 0]
         if attention_mask is not None:
@@ -76,6 +77,7 @@ def decode(model: Any, prompt_ids: Sequence[int], *, max_new_tokens: int, stop_i
     """
     stop, device = set(stop_ids), model.device
     num_layers = int(model.config.get_text_config(decoder=True).num_hidden_layers)
+    # without the last token: the step that feeds it is the one that predicts the first word, and it is to be seen
     prefill = torch.tensor([list(prompt_ids[:-1])], device=device)
     cache = model(input_ids=prefill, use_cache=True, logits_to_keep=1).past_key_values
     written: list[int] = []
@@ -102,6 +104,7 @@ def copy_score(prompt_ids: Sequence[int], answer_span: tuple[int, int], written:
     score_LH = np.zeros(positions_TLH.shape[1:])
     for token, positions_LH in zip(written, positions_TLH, strict=True):
         inside = (positions_LH >= start) & (positions_LH < end)
+        # where() keeps positions of written tokens, which lie beyond the prompt, out of the index
         looked_at = prompt[np.where(inside, positions_LH, 0)]
         score_LH += inside & (looked_at == token)
     return score_LH / (end - start)
@@ -117,6 +120,7 @@ def is_right(answer: str, response: str) -> bool:
     found = 0
     for word in wanted:
         if word in left:
+            # each word of the response answers for one word of the answer: "the the the" is not three hits
             left.remove(word)
             found += 1
     return found > RECALL * len(wanted)
@@ -148,7 +152,7 @@ class NiahSelection:
         if limit is not None and len(prompt_ids) + self.max_new_tokens > limit:
             raise InputError(
                 f"niah: a haystack and its question take {len(prompt_ids)} tokens, and the model's context is {limit} with the answer; "
-                "give shorter haystacks (--haystack-words)"
+                "give shorter haystacks (`haystack_words`)"
             )
         own = model.generation_config.eos_token_id
         stop = {tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None}
@@ -156,6 +160,7 @@ class NiahSelection:
         response = tokenizer.decode(written, skip_special_tokens=True)
         self.asked += 1
         right = is_right(needle.answer, response)
+        # heads that copied a wrong answer are not retrieval heads: only answered needles count, as in the original
         if right:
             self.scores.add(copy_score(prompt_ids, span, written, positions))
         _log.debug("niah: %s: %r for %r", "right" if right else "wrong", response, needle.answer)
@@ -164,6 +169,7 @@ class NiahSelection:
     def _encode(self, question: str, needle: Needle) -> tuple[list[int], tuple[int, int]]:
         """The prompt's tokens and the range of those that overlap the answer within the needle."""
         text = self.generator.render([Message("user", question)])
+        # the last occurrence: a name may stand earlier in the sentence too
         begin = text.index(needle.sentence) + needle.sentence.rindex(needle.answer)
         encoded = self.generator.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         inside = [n for n, (first, last) in enumerate(encoded["offset_mapping"]) if first < begin + len(needle.answer) and last > begin]
@@ -178,6 +184,6 @@ class NiahSelection:
         if not self.scores.count:
             raise InputError(
                 f"niah: none of {self.asked} needle questions was answered, so no copying was seen; give shorter haystacks "
-                "(--haystack-words), more needles (--needles) or a stronger model"
+                "(`haystack_words`), more needles (`needles`) or a stronger model"
             )
         return {"copy_score": self.scores.value("an answered needle")}

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from headrank.errors import InputError
+from headrank.method.list_places import NDCG_DEPTH, ndcg
 from headrank.selection.selection import RunningMean, SelectionContext
 from headrank.selection.statistics import HeadStatistics
-
-NDCG_DEPTH = 10
 
 
 class QRSelection:
@@ -26,7 +25,7 @@ class QRSelection:
     def __init__(self, gold_grade: int = 1, is_calibrated: bool = True) -> None:
         """Documents of at least ``gold_grade`` are gold; uncalibrated masses are only a switch for experiments."""
         if gold_grade < 1:
-            raise InputError(f"--gold-grade {gold_grade} must be at least 1")
+            raise InputError(f"`gold_grade` {gold_grade} must be at least 1")
         self.gold_grade, self.is_calibrated, self.masses = gold_grade, is_calibrated, RunningMean()
 
     def settings(self) -> dict[str, Any]:
@@ -70,21 +69,8 @@ class QRNdcgSelection:
 
     def add(self, context: SelectionContext, statistics: HeadStatistics) -> None:
         """The NDCG of all heads on this context."""
-        self.measure.add(ndcg_of_heads(statistics.masses(self.is_calibrated).numpy(), context.grades))
+        self.measure.add(ndcg(statistics.masses(self.is_calibrated).numpy(), context.grades))
 
     def columns(self) -> dict[str, np.ndarray]:
         """The mean NDCG."""
         return {"ndcg": self.measure.value("a relevant document")}
-
-
-def ndcg_of_heads(masses_LHN: np.ndarray, grades: tuple[int | None, ...], depth: int = NDCG_DEPTH) -> np.ndarray:
-    """NDCG [L, H] with linear gains of ranking the list by each head's masses; the ideal is the list's own best order.
-
-    Equal masses keep prompt order. Unjudged documents gain nothing.
-    """
-    gains_N = np.array([grade or 0 for grade in grades], np.float64)
-    depth = min(depth, len(gains_N))
-    discounts = 1.0 / np.log2(np.arange(2, depth + 2))
-    order_LHN = np.argsort(-masses_LHN, axis=-1, kind="stable")
-    ideal = float((np.sort(gains_N)[::-1][:depth] * discounts).sum())
-    return (gains_N[order_LHN[..., :depth]] * discounts).sum(-1) / ideal

@@ -60,6 +60,7 @@ def list_pairs(one: ReadoutList, labels: str) -> tuple[np.ndarray, np.ndarray, n
         first, second = np.nonzero(margins >= LEAST_MARGIN)
         parts.append((first, second, 1 / (1 + np.exp(-margins[first, second]))))
     parts = [part for part in parts if len(part[0])]
+    # every list counts once: by pairs, a list of 40 graded passages would outweigh sixteen lists of 10
     weights = [np.full(len(part[0]), 1 / (len(parts) * len(part[0]))) for part in parts]
     if not parts:
         return (np.zeros(0, int),) * 2 + (np.zeros(0),) * 2  # type: ignore[return-value]
@@ -79,12 +80,15 @@ class Problem:
             if len(first):
                 for column, part in zip(columns, (first + start, second + start, target, weight), strict=True):
                     column.append(part)
+                # centred per list: what shifts a whole list says nothing about its order and would only widen the
+                # deviation that features are scaled by
                 used.append(values_NK - values_NK.mean(0))
                 start += len(values_NK)
         self.num_lists = len(used)
         self.num_features = values[0].shape[1] if values else 0
         centred = np.concatenate(used).astype(np.float64) if used else np.zeros((0, self.num_features))
         spread = centred.std(0) if used else np.ones(self.num_features)
+        # a head that never varies keeps its zeros; divided by its rounding noise it would become the largest feature
         self.scale_K = np.where(spread > 1e-9, spread, 1.0)
         self.features_MK = centred / self.scale_K
         first, second, target, weight = (np.concatenate(column) if column else np.zeros(0) for column in columns)
@@ -95,9 +99,11 @@ class Problem:
         features = self.features_MK if features_MK is None else features_MK
         pairs, scores_M = self.pairs, features @ scaled_K
         margin_P = scores_M[pairs.first_P] - scores_M[pairs.second_P]
+        # log(1 + e^m) - t m is the cross entropy with a soft target, without a logarithm of 0
         loss = float(pairs.weight_P @ (np.logaddexp(0, margin_P) - pairs.target_P * margin_P))
         slope_P = pairs.weight_P * (1 / (1 + np.exp(-margin_P)) - pairs.target_P)
         size = len(scores_M)
+        # bincount adds repeated indices; slope_M[first_P] += ... would keep only the last pair of each passage
         slope_M = np.bincount(pairs.first_P, slope_P, size) - np.bincount(pairs.second_P, slope_P, size)
         return loss, features.T @ slope_M
 
@@ -136,6 +142,7 @@ def fit_group_lasso(problem: Problem, groups: Sequence[np.ndarray], penalty: flo
         result = np.zeros_like(weights_K)
         for group in groups:
             norm = float(np.linalg.norm(weights_K[group]))
+            # by the group's size, or groups of many heads would be let in first
             least = step * penalty * len(group) ** 0.5
             if norm > least:
                 result[group] = weights_K[group] * (1 - least / norm)
@@ -164,6 +171,7 @@ def _accelerated(
             momentum = 1.0
         following = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
         weights_K, ahead_K, momentum = next_K, next_K + (momentum - 1) / following * change, following
+        # backtracking only shrinks: without growth one steep region would slow down all steps after it
         step *= 1.25
     return weights_K
 
@@ -179,6 +187,7 @@ def choose_groups(problem: Problem, groups: Sequence[np.ndarray], budget: int, l
     penalty = max(float(np.linalg.norm(gradient[group])) / len(group) ** 0.5 for group in groups)
     weights_K, norms = np.zeros(problem.num_features), np.zeros(len(groups))
     for _ in range(60):
+        # each solution starts the next one: from zero every penalty would take its hundreds of steps again
         penalty *= 0.8
         weights_K = fit_group_lasso(problem, groups, penalty, l2, weights_K)
         norms = np.array([np.linalg.norm(weights_K[group]) for group in groups])

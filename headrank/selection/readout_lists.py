@@ -94,9 +94,9 @@ def _list(
 
 def _check(collection: Collection, labels: str | None, qrels: Qrels, scored: Run | None) -> None:
     if scored is None and not qrels:
-        raise InputError(f"collection {collection.name}: no qrels.txt; give a teacher's run with --labels (see 'headrank label')")
+        raise InputError(f"collection {collection.name}: no qrels.txt; give a teacher's run with `labels` (see 'headrank label')")
     if scored is not None and not scored.keys() & collection.queries().keys():
-        raise InputError(f"{labels}: no query of {collection.queries_path} is in it; --labels come in the order of --collection")
+        raise InputError(f"{labels}: no query of {collection.queries_path} is in it; `labels` come in the order of `collection`")
 
 
 def _scores(rows: Sequence[Candidate]) -> dict[str, float]:

@@ -92,7 +92,7 @@ class ReadoutStatisticsCache:
     """Readout statistics on disk, one .npz a list, named by everything they depend on; an interrupted run resumes from it."""
 
     def __init__(self, directory: str | os.PathLike[str], model_key: str, prompt: PromptTemplate) -> None:
-        """``model_key`` names the weights and how they are read (see ``statistics.model_fingerprint``)."""
+        """``model_key`` names the weights and how they are read (see ``statistics.reader_key``)."""
         self.directory, self.key = Path(directory), f"log-ratios/1|{model_key}|{json.dumps(prompt.identity, sort_keys=True)}"
 
     def path(self, query: str, documents: Sequence[tuple[str, str]]) -> Path:

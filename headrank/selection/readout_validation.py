@@ -80,6 +80,7 @@ class Row:
 
 def make_folds(lists: Sequence[ReadoutList], number: int) -> list[int]:
     """A fold for each list, balanced within every collection and fixed by the query ids."""
+    # by hash of the id: ids of neighbours often share a topic, and lists in file order would give folds of topics
     order = sorted(range(len(lists)), key=lambda index: (lists[index].collection, hashlib.sha256(lists[index].key.encode()).hexdigest()))
     folds = [0] * len(lists)
     for place, index in enumerate(order):
@@ -130,6 +131,7 @@ class CrossValidation:
         for fold in sorted(set(self.folds.tolist())):
             training = [index for index in range(len(self.lists)) if self.folds[index] != fold]
             held = [index for index in range(len(self.lists)) if self.folds[index] == fold]
+            # nested: groups, floor, L2 and offsets are all chosen without the fold that is measured
             fitted = self.fit(size, training, fold)
             values = self._values_of(fold, training, fitted.floor)[1]
             columns = slice(0, len(fitted.weights_K) - self.settings.with_length)
@@ -174,6 +176,7 @@ class CrossValidation:
         run = {}
         for index, values in scores.items():
             one, order = self.lists[index], np.argsort(-values, kind="stable")
+            # measured by the evaluator that reports use, so that this number can stand beside theirs
             run[one.key] = [Candidate(one.doc_ids[place], rank, float(values[place])) for rank, place in enumerate(order.tolist(), 1)]
         per_query = {key: 100 * value for key, value in evaluate_run(run, qrels, [MEASURE]).values[MEASURE].items()}
         names = {one.key: one.collection for one in self.lists}
@@ -191,6 +194,7 @@ class CrossValidation:
         self, training: Sequence[int], values: Sequence[np.ndarray], columns: slice, features: np.ndarray | None
     ) -> dict[float, float]:
         """L2 -> the held-out loss over the folds of the training lists; a single choice needs no question."""
+        # one candidate wins whatever its loss: no fold is fitted for it
         if len(self.settings.l2) == 1 and len(self.settings.floors) == 1:
             return {self.settings.l2[0]: 0.0}
         losses = dict.fromkeys(self.settings.l2, 0.0)
@@ -199,6 +203,7 @@ class CrossValidation:
             held = self._problem([index for index in training if self.folds[index] == fold], values, columns)
             for l2 in self.settings.l2:
                 weights_K = fit_ridge(rest, l2, features) / rest.scale_K
+                # weights go through raw units: both problems scale their features by their own lists
                 losses[l2] += held.num_lists * held.loss(weights_K * held.scale_K)[0]
         return losses
 

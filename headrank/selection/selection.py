@@ -78,7 +78,7 @@ def collection_contexts(
     ]
     if not chosen:
         raise InputError(
-            f"collection {collection.name}: no query with candidates and judgements is left; check --only, --hold-out and the run"
+            f"collection {collection.name}: no query with candidates and judgements is left; check `only`, `hold_out` and the run"
         )
     corpus = collection.documents({candidate.doc_id for query_id in chosen for candidate in run[query_id][:depth]})
     contexts = []
@@ -140,7 +140,7 @@ class RunningMean:
     def value(self, what: str) -> np.ndarray:
         """The mean; nothing added is the user's error."""
         if self.total is None:
-            raise InputError(f"nothing to select heads from: no context has {what}; give more queries, more --depth or other judgements")
+            raise InputError(f"nothing to select heads from: no context has {what}; give more queries, more `depth` or other judgements")
         return self.total / self.count
 
 
@@ -152,9 +152,9 @@ class EntropySelection:
     def __init__(self, temperature: float = TEMPERATURE, entropy_weight: float = ENTROPY_WEIGHT, is_calibrated: bool = False) -> None:
         """``temperature`` is tau, ``entropy_weight`` is lambda; masses are uncalibrated as in CoRe unless said otherwise."""
         if not 0 < temperature < math.inf:
-            raise InputError(f"--temperature {temperature} must be a number above 0")
+            raise InputError(f"`temperature` {temperature} must be a number above 0")
         if not math.isfinite(entropy_weight):
-            raise InputError(f"--entropy-weight {entropy_weight} must be a finite number")
+            raise InputError(f"`entropy_weight` {entropy_weight} must be a finite number")
         self.temperature, self.entropy_weight, self.is_calibrated = temperature, entropy_weight, is_calibrated
         self.scores, self.gates = RunningMean(), RunningMean()
 
@@ -188,7 +188,7 @@ def accumulate(
     batch_size: int = 1,
     cache: StatisticsCache | None = None,
 ) -> dict[str, Any]:
-    """Feed every context to every policy that uses it, one forward a context, and return the facts for ``source``.
+    """Feed every context to every policy that uses it, one forward per context, and return the facts for ``source``.
 
     Contexts are added in the order given, cached or not, so a resumed run gives the same bytes. Wrap ``contexts`` in a
     progress bar to show one.

@@ -76,7 +76,7 @@ class StatisticsCache:
     """Head statistics on disk, one .npz a context, named by everything they depend on; an interrupted run resumes from it."""
 
     def __init__(self, directory: str | os.PathLike[str], model_key: str) -> None:
-        """``model_key`` names the weights and how they are read (see ``model_fingerprint``)."""
+        """``model_key`` names the weights and how they are read (see ``reader_key``)."""
         self.directory, self.model_key = Path(directory), model_key
 
     def path(self, context: EncodedContext) -> Path:
@@ -103,10 +103,10 @@ class StatisticsCache:
             np.savez(stream, **vars(statistics))
 
 
-def model_fingerprint(reader: AttentionReader) -> str:
+def reader_key(reader: AttentionReader) -> str:
     """A name for the weights behind a reader: configuration, dtype and samples across every weight file of a directory.
 
-    Sampling 4 MiB a file finds any retrained model without reading gigabytes; a hub name stands for itself.
+    Sampling 4 MiB per file finds any retrained model without reading gigabytes; a hub name stands for itself.
     """
     config = {key: value for key, value in reader.config.to_dict().items() if key not in _DEPTH_AND_NAME} | {"layers": reader.num_layers}
     digest = hashlib.sha256(f"{reader.model.dtype}|{reader.device.type}|{json.dumps(config, sort_keys=True, default=str)}".encode())

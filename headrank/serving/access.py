@@ -25,7 +25,7 @@ class ApiKeys:
 
     @classmethod
     def read(cls, path: str | Path | None) -> ApiKeys:
-        """One key a line; empty lines and lines that begin with # say nothing. No key is ever quoted in a message."""
+        """One key per line; empty lines and lines that begin with # say nothing. No key is ever quoted in a message."""
         if path is None:
             return cls()
         keys = []
@@ -37,7 +37,7 @@ class ApiKeys:
                 raise InputError(f"{path}:{number}: a key has at least {_SHORTEST_KEY} ASCII characters and no spaces; make a longer one")
             keys.append(key)
         if not keys:
-            raise InputError(f"{path}: holds no key; write one a line, or leave --api-key-file out")
+            raise InputError(f"{path}: holds no key; write one per line, or leave `api_key_file` out")
         if os.stat(path).st_mode & (stat.S_IRGRP | stat.S_IROTH):
             _log.warning("%s can be read by other users of this machine; chmod 600 keeps the keys to yourself", path)
         return cls(tuple(keys))

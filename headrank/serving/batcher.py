@@ -81,6 +81,7 @@ class Batcher:
 
     def submit(self, client: str, lists: Sequence[tuple[str, Passages, int]]) -> list[Work]:
         """Queue lists of one request, all or none; a full queue is a 429 that says when to come back."""
+        # a request with more lists than the queue holds is let in when the queue is empty: otherwise it could never be
         if len(self._queue) + len(lists) > max(self.max_queue, len(lists)):
             raise Problem(429, f"{len(self._queue)} requests are waiting, the limit; come back later", retry_after=self._patience())
         loop = asyncio.get_running_loop()
@@ -102,6 +103,7 @@ class Batcher:
         self._calls += 1
         try:
             attempt = asyncio.get_running_loop().run_in_executor(self._thread, compute)
+            # waited for and not awaited: a cancelled caller must not cancel the thread's work, which cannot be stopped
             await asyncio.wait([attempt])
             if (error := attempt.exception()) is not None:
                 raise _problem_of(error)
@@ -156,11 +158,13 @@ class Batcher:
         error = attempt.exception()
         if error is None:
             for work, scores in zip(batch, attempt.result(), strict=True):
+                # its client may have left while the batch was computed
                 if not work.future.done():
                     work.future.set_result(scores)
             return
         if is_out_of_memory(error):
             await self._after_out_of_memory(len(batch))
+        # halved until the request that fails is alone: one bad list costs its neighbours time, not their answers
         if len(batch) > 1:
             middle = len(batch) // 2
             await self._attempt(batch[:middle])
@@ -184,6 +188,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
+    # torch's CPU allocator has no class of its own for it
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)
 
 

@@ -16,9 +16,9 @@ from headrank.method.relevance import RelevanceCurve
 from headrank.reranking.explain import Explanation
 from headrank.reranking.exported_model import read_headrank_json
 from headrank.reranking.late_reranker import LateReranker
-from headrank.reranking.model_sources import resolve_model
 from headrank.reranking.rerank_requests import ListScores
 from headrank.reranking.reranker import HeadRankReranker
+from headrank.reranking.shipped_readouts import model_to_read
 from headrank.serving.batcher import Passages
 from headrank.serving.call import Json
 from headrank.serving.settings import ServeSettings
@@ -125,7 +125,7 @@ def find_relevance(settings: ServeSettings) -> RelevanceCurve | None:
     """The curve of --relevance, else that of the model's headrank.json, else none."""
     if settings.relevance is not None:
         return RelevanceCurve.from_dict(read_json(settings.relevance))
-    exported = read_headrank_json(resolve_model(settings.model))
+    exported = read_headrank_json(model_to_read(settings.model, settings.heads))
     if settings.heads is not None or exported is None or exported.get("relevance") is None:
         return None  # other heads give other scores: a curve belongs to its own
     return RelevanceCurve.from_dict(exported["relevance"])

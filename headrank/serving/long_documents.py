@@ -70,6 +70,7 @@ def chunk_documents(documents: Sequence[Passage], limits: ChunkLimits, offsets_o
 def surely_fits(document: Passage, limits: ChunkLimits) -> bool:
     """Whether a document fits without counting its tokens: a token has at least one byte."""
     title, text = document
+    # no tokenizer makes more tokens than bytes: most documents are let through without being tokenised
     num_bytes = len(text.encode("utf-8", "surrogatepass"))
     fits_tokens = limits.max_tokens is None or num_bytes <= limits.max_tokens
     fits_room = limits.room is None or num_bytes + len(title.encode("utf-8", "surrogatepass")) + _SPARE <= limits.room
@@ -111,6 +112,7 @@ def _split(
     spans = []
     while begin < end:
         token = max(first, int(np.searchsorted(starts, begin)))
+        # by the document's own tokens: a chunk is cut where a token ends
         limit = end if room is None or token + room >= last else int(offsets[token + room - 1][1])
         word = int(np.searchsorted(words, begin))
         if word + max_words < len(words):
@@ -129,6 +131,7 @@ def _boundary(text: str, begin: int, limit: int) -> int:
     if ends:
         return ends[-1]
     space = max(text.rfind(" ", begin + 1, limit), text.rfind("\n", begin + 1, limit))
+    # always forward: text without a space would be split into nothing for ever
     return space + 1 if space > begin else max(limit, begin + 1)
 
 
@@ -136,6 +139,7 @@ def best_chunks(scores: Sequence[float], chunked: Chunked) -> list[int]:
     """For each document the index of its chunk with the highest score; the earlier one of equals."""
     best: dict[int, int] = {}
     for place, chunk in enumerate(chunked.chunks):
+        # the first of equal chunks: an answer must not depend on the order of a dictionary
         if chunk.document not in best or scores[place] > scores[best[chunk.document]]:
             best[chunk.document] = place
     return [best[index] for index in range(len(chunked.is_cut))]

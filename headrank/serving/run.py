@@ -65,7 +65,8 @@ def bind(settings: ServeSettings) -> socket.socket:
         listener.bind((settings.host, settings.port))
     except OSError as error:
         listener.close()
-        raise InputError(f"--host {settings.host} --port {settings.port}: {error.strerror or error}; choose another") from error
+        raise InputError(f"`host` {settings.host} `port` {settings.port}: {error.strerror or error}; choose another") from error
+    # bound here and not by uvicorn: a port that is taken is said before minutes of loading
     listener.set_inheritable(True)
     return listener
 

@@ -81,6 +81,7 @@ class RerankService:
         lists = [(call.query, item.passages, size) for call, item, size in zip(calls, chunked, sizes, strict=True)]
         works = self.batcher.submit(client, lists)
         try:
+            # whatever ends the waiting, what is still in the queue is taken out: nobody computes for a client that left
             results = await self._wait(works, disconnect)
         finally:
             for work in works:
@@ -151,6 +152,7 @@ class RerankService:
         call, best, curve = item.call, item.best, None if item.call.wants_raw else self.engine.relevance
         scores = item.result.scores[best]
         shown = scores if curve is None else curve.of(scores)
+        # by the raw score: the curve is flat in places, and would tie what the model tells apart
         order = sorted(range(len(best)), key=lambda index: (-scores[index], index))
         if call.threshold is not None:
             order = [index for index in order if shown[index] >= call.threshold]
@@ -181,5 +183,6 @@ class RerankService:
 
 def estimated_tokens(query: str, passages: Sequence[tuple[str, str]]) -> int:
     """About how many tokens a list has; cheap, and never 0."""
+    # bytes and not characters: a Chinese character is about a token, a Latin one a quarter
     num_bytes = sum(len(title) + len(text.encode("utf-8", "surrogatepass")) for title, text in passages)
     return _EXTRA_TOKENS + (len(query) + num_bytes) // _BYTES_PER_TOKEN

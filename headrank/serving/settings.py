@@ -35,8 +35,8 @@ class ServeSettings:
     def __post_init__(self) -> None:
         if not self.is_loopback and self.api_key_file is None and not self.is_open_to_anyone:
             raise InputError(
-                f"--host {self.host} can be reached from other machines and nothing would ask them for a key; give --api-key-file FILE, "
-                "or --open-to-anyone where something else keeps strangers out"
+                f"`host` {self.host} can be reached from other machines and nothing would ask them for a key; give `api_key_file` FILE, "
+                "or `open_to_anyone` where something else keeps strangers out"
             )
 
     @property

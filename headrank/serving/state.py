@@ -40,6 +40,7 @@ class ServerState:
 
     async def _serve(self) -> None:
         loading = asyncio.get_running_loop().run_in_executor(None, self._load, self.settings)
+        # in a thread: the port answers /health and /ready while the model loads
         await asyncio.wait([loading])
         self.failure = loading.exception()
         if self.failure is not None:

@@ -38,8 +38,10 @@ def require_undamaged(directory: Path) -> None:
     common = common_file(directory, metadata)
     if common is not None:
         pieces.append((common.name, 0, common.stat().st_size))
+    # every rank reads its share: one that read a whole checkpoint of many gigabytes would keep the others waiting
     mine = pieces[torch.distributed.get_rank() :: torch.distributed.get_world_size()]
     damaged = next((name for name, offset, length in mine if not _is_sound(directory / name, offset, length)), None)
+    # raised on every rank or on none: the fallback to an older checkpoint is collective
     found = next((name for name in gather_from_all(damaged) if name is not None), None)
     if found is not None:
         raise DamagedCheckpoint(f"{directory / found}: damaged, its checksums do not match")
@@ -48,6 +50,7 @@ def require_undamaged(directory: Path) -> None:
 def _is_sound(path: Path, offset: int, length: int) -> bool:
     """Whether the zip in this part of a file is whole; zipfile compares the checksum of an entry that is read to its end."""
     try:
+        # unbuffered below a buffer of its own, so that positions are those of the part and not of the file
         with open(path, "rb", buffering=0) as stream:
             part = io.BufferedReader(_Part(stream, offset, length))
             with zipfile.ZipFile(part) as archive:

@@ -22,12 +22,13 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 
+from headrank.artifacts import hidden_beside
 from headrank.errors import InputError
 from headrank.files import put_in_place
 from headrank.lora_settings import LoraSettings
 from headrank.method.heads import HeadSet
 from headrank.provenance import versions
-from headrank.reranking.exported_model import check_output, check_prompt, copy_companions, hidden_beside, write_failed, write_headrank_files
+from headrank.reranking.exported_model import check_output, check_prompt, copy_companions, write_failed, write_headrank_files
 from headrank.reranking.peft_folder import WEIGHTS_NAME, PeftAdapter, write_adapter
 from megatron_patches.checkpoints.conversion import CheckpointTensors, HfTensors, write_weights
 from megatron_patches.checkpoints.damage import require_undamaged
@@ -60,6 +61,7 @@ class ExportRequest:
 def export_hf(request: ExportRequest, *, report: Any = iter) -> HeadSet | None:
     """Write the directory on all ranks together and return the heads that went into it."""
     directory = checkpoint_directory(request.checkpoint)
+    # before anything is written: a damaged checkpoint would become a model that loads
     require_undamaged(directory)
     common = dist_checkpointing.load_common_state_dict(str(directory))
     about = common.get("headrank", {})
@@ -141,8 +143,14 @@ def training_facts(common: Mapping[str, Any], about: Mapping[str, Any]) -> dict[
 
 def _without_paths(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _without_paths(item) for key, item in value.items() if not (isinstance(item, str) and os.path.isabs(item))}
+        return {key: _without_paths(item) for key, item in value.items() if not _is_path(item)}
+    if isinstance(value, (list, tuple)):
+        return [_without_paths(item) for item in value if not _is_path(item)]
     return value
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str) and os.path.isabs(value)
 
 
 def _stored_heads(about: Mapping[str, Any]) -> HeadSet | None:
@@ -163,7 +171,7 @@ def _check_same_model(directory: Path, about: Mapping[str, Any], shape: ModelSha
 def _finished_directory(request: ExportRequest) -> Iterator[Path]:
     """A hidden sibling of the output that takes its name on success and vanishes on failure. Collective."""
     is_first, partial = dist.get_rank() == 0, hidden_beside(request.output)
-    check_output(request.output, request.can_overwrite, {"--checkpoint": request.checkpoint, "--base": request.base})
+    check_output(request.output, request.can_overwrite, {"`checkpoint`": request.checkpoint, "`base`": request.base})
     if is_first:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)

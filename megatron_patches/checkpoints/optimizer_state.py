@@ -16,6 +16,7 @@ def ensure_adam_state(optimizer: Any) -> None:
     """Give a fresh torch Adam its zero state: Megatron's state_dict asserts that there is one before the first step."""
     for _, adam in _torch_adams(optimizer):
         for parameter in (parameter for group in adam.param_groups for parameter in group["params"]):
+            # torch makes moments at the first step; a checkpoint is loaded before it, into tensors that must be there
             if not adam.state[parameter]:
                 moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
                 adam.state[parameter] = {"step": torch.tensor(0.0), **moments}

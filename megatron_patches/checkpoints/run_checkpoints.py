@@ -17,8 +17,9 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from data_tools.contexts import CONTEXTS_FILE, PAIRS_FILE
+from data_tools.contexts import CONTEXTS_FILE, PAIRS_FILE, origin_of_lists
 from data_tools.list_mixture import parse_shares
+from headrank.artifacts import sampled_digest
 from headrank.errors import InputError
 from headrank.formats import write_json
 from headrank.method.heads import HeadSet
@@ -28,7 +29,6 @@ from megatron_patches.checkpoints.weights import load_hf_weights
 from megatron_patches.lora import reset_adapters
 from megatron_patches.readout_weights import PARAMETER
 from megatron_patches.training.config import TrainingConfig, changed_fields
-from megatron_patches.training.reference import files_fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -83,13 +83,15 @@ class RunCheckpoints:
     def __init__(self, config: TrainingConfig, heads: HeadSet) -> None:
         """Find the iteration to resume from, skipping torn ones."""
         self.config, self.heads = config, heads
+        # --save before --load: a job that was queued again has the same flags and goes on with what it wrote itself
         self.source, self.resume_iteration = config.save, _latest(config.save)
         if self.resume_iteration is None and config.load is not None:  # a restarted job goes on with its own checkpoints
             self.source, self.resume_iteration = config.load, _latest(config.load)
             if self.resume_iteration is None:
                 raise InputError(f"--load {config.load}: no complete checkpoint there; correct the path or remove the flag")
         folders, _ = parse_shares(config.train_data, "--train-data-path")
-        self.data = files_fingerprint(Path(folder) / name for folder in folders for name in (CONTEXTS_FILE, PAIRS_FILE))
+        self.data = sampled_digest(Path(folder) / name for folder in folders for name in (CONTEXTS_FILE, PAIRS_FILE))
+        self.trained_on = {name: text for folder in folders for name, text in origin_of_lists(folder).items()}
         _require_no_folders(config.save)
         if config.save is not None and torch.distributed.get_rank() == 0:
             for remains in [*Path(config.save).glob(".removed-*"), *Path(config.save).glob(".saving-*")]:
@@ -121,6 +123,8 @@ class RunCheckpoints:
         try:
             extra = self._load_undamaged(model, loaded, scheduler)
         except AssertionError as error:
+            # Megatron asserts on the schedule's numbers in words meant for programmers; any other assertion is a bug
+            # and stays one
             if "OptimizerParamScheduler" not in str(error):
                 raise
             raise InputError(
@@ -128,6 +132,7 @@ class RunCheckpoints:
                 "to go on with the new ones, or --use-checkpoint-opt-param-scheduler"
             ) from error
         if loaded is None:
+            # the optimizer's float32 copies were made before the weights were loaded
             optimizer.reload_model_params()
         changed = changed_fields(extra["config"], self.config)
         if "train_data" not in changed and extra.get("data", self.data) != self.data:
@@ -151,6 +156,7 @@ class RunCheckpoints:
                 older = [iteration for iteration in checkpoint.complete_iterations(self.source) if iteration < self.resume_iteration]
                 if not older:
                     raise InputError(f"{damage}, and no older one is left; remove {self.source}/iter_* to start anew") from damage
+                # loud, because the steps in between are done again
                 logger.warning("%s; falling back to iteration %d", damage, older[-1])
                 self.resume_iteration = older[-1]
 
@@ -162,6 +168,7 @@ class RunCheckpoints:
         saved, current = extra["config"], self.config.to_dict()
         if current["full_depth"] and not saved.get("full_depth"):
             raise InputError(f"{self.source}: was trained without --headrank-full-depth and holds no upper layers; remove the flag")
+        # a fresh optimizer fits any of these settings
         if not self.config.load_optimizer:
             return
         for name, flag in OPTIMIZER_FLAGS.items():
@@ -177,6 +184,7 @@ class RunCheckpoints:
         """Save this iteration; then name the best and drop what is older than wanted."""
         assert self.config.save is not None
         extra = {"progress": progress, "config": self.config.to_dict(), "heads": self.heads.to_dict(), "data": self.data}
+        extra |= {"trained_on": self.trained_on} if self.trained_on else {}
         saved = optimizer if self.config.save_optimizer else None
         try:
             checkpoint.save_checkpoint(self.config.save, progress["iteration"], model, saved, scheduler, extra)
@@ -217,6 +225,8 @@ class RunCheckpoints:
             directory = checkpoint.iteration_directory(self.config.save, iteration)
             if directory.resolve() != best:
                 doomed = directory.with_name(f".removed-{directory.name}")
+                # the rename is one step; what a kill leaves of the deletion has a name that no reader takes for a
+                # checkpoint
                 directory.rename(doomed)
                 shutil.rmtree(doomed, ignore_errors=True)
 
@@ -232,6 +242,7 @@ def _point(link: Path, target: str) -> None:
     """Let ``link`` name a sibling directory, atomically; 'headrank export-hf --checkpoint SAVE/best' takes it."""
     temporary = link.with_name(f".{link.name}.new")
     temporary.unlink(missing_ok=True)
+    # a new link renamed over the old one: removing it first would leave a moment without a best checkpoint
     temporary.symlink_to(target)
     temporary.replace(link)
 

@@ -18,7 +18,7 @@ from headrank.reranking.model_sources import is_adapter_folder
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 _DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64", torch.int64: "I64"}
-_MOST_MAPPED = 16 << 20  # bytes read from a file before it is closed and opened again
+_MAX_MAPPED = 16 << 20  # bytes read from a file before it is closed and opened again
 _BASE_PREFIX = "model."  # a directory saved from the bare decoder (AutoModel) leaves it out
 
 
@@ -60,13 +60,14 @@ class SafetensorsReader:
     def read(self, name: str, axis: int = 0, start: int | None = None, stop: int | None = None) -> torch.Tensor:
         """The tensor, or the part [start, stop) along an axis, in memory of its own."""
         if start is None:
+            # copied: a tensor that maps the file would keep its pages in memory after close()
             tensor = self._file(name).get_tensor(self._resolve(name)).clone()
         else:
             part = self._slice(name)
             tensor = (part[start:stop] if axis == 0 else part[:, start:stop]).clone()
             del part  # it would keep the file mapped
         self._mapped += tensor.nbytes
-        if self._mapped > _MOST_MAPPED:
+        if self._mapped > _MAX_MAPPED:
             self.close()
         return tensor
 
@@ -164,16 +165,19 @@ def write_shard(path: Path, layout: Mapping[str, tuple[torch.dtype, tuple[int, .
         header[name] = {"dtype": _DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [position, end]}
         position = end
     text = json.dumps(header, separators=(",", ":")).encode()
+    # the format wants the data aligned to 8 bytes; spaces are white space in JSON
     text += b" " * (-len(text) % 8)
     missing = set(layout)
     with open(path, "wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
+        # the whole size at once: a disk that is too small says so before hours of conversion
         stream.truncate(8 + len(text) + position)
         for name, tensor in tensors:
             assert (tensor.dtype, tuple(tensor.shape)) == layout[name], (
                 f"{name}: {tensor.dtype} {tuple(tensor.shape)} is not {layout[name]}"
             )
             stream.seek(8 + len(text) + header[name]["data_offsets"][0])
+            # as bytes: numpy has no bfloat16
             stream.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
             missing.remove(name)
     assert not missing, f"{path}: never given: {sorted(missing)}"

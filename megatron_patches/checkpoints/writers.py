@@ -2,7 +2,7 @@
 
 Megatron-Core writes every file in a forked process and keeps their results in a queue of a module variable which, on first
 use, starts a manager process to serve it. Our saves are synchronous: one process fills and empties that queue, so a plain one
-does the same work without an interpreter that imports everything again (seconds, some 190 MB a rank). The forked writers die
+does the same work without an interpreter that imports everything again (seconds, some 190 MB per rank). The forked writers die
 with the trainer; on their own they would wait for ever for a queue that nobody fills.
 """
 

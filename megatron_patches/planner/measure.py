@@ -130,7 +130,7 @@ def _read(meter: StepMeter, policy: HeadRankModel, reference_bytes: int) -> Meas
 
 
 def _switch_phase_at_finalisation(policy: HeadRankModel, meter: StepMeter) -> None:
-    """Everything from Megatron's gradient finalisation on happens once a step, not once a micro-batch."""
+    """Everything from Megatron's gradient finalisation on happens once per step, not once per micro-batch."""
     finalise = policy.config.finalize_model_grads_func
 
     def finalise_and_switch(*args: Any, **kwargs: Any) -> None:

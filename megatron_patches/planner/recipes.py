@@ -1,6 +1,6 @@
 """The two recipes a plan compares, and batches of a job's lengths for them.
 
-"ours" is what pretrain_headrank.py runs: layers up to l_max, both branches in one pass, P pairs a context, the reference from its
+"ours" is what pretrain_headrank.py runs: layers up to l_max, both branches in one pass, P pairs per context, the reference from its
 cache. "literal" is the paper's text: every layer, one pair a forward, calibration as a second pass, the frozen reference as a
 second model in memory. Shapes: B batch, S sequence, N documents.
 """

@@ -10,7 +10,7 @@ from megatron_patches.training.headrank_flags import HEADRANK_FLAGS
 from megatron_patches.training.megatron_flags import MEGATRON_FLAGS
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> OneLineParser:
     """All flags, grouped as Megatron groups them, ours in one group at the end."""
     parser = OneLineParser(
         prog="pretrain_headrank.py",

@@ -188,6 +188,7 @@ def count_parameters(shape: ModelShape, last_layer: int | None = None) -> int:
 
 def step_flops(shape: ModelShape, last_layer: int, num_tokens: int, sequence_length: float) -> float:
     """Model FLOPs of forward and backward over some tokens: 6 a weight and token, causal attention counted at half."""
+    # without the embedding: looking a row up is no product
     matrices = count_parameters(shape, last_layer) - shape.vocab * shape.hidden
     attention = last_layer * shape.heads * shape.head_dim * sequence_length
     return 6.0 * num_tokens * (matrices + attention)

@@ -57,6 +57,7 @@ def make_batch(samples: tuple[Sample, ...], reference: ReferenceScores | None, w
         for sample, scores in zip(samples, references, strict=True)
         for values in (sample.retrieval_ranks, sample.pairs, sample.teacher, scores)
     ]
+    # one copy to the device for everything: a hundred small ones would each wait for the host
     moved = iter(together_on(where, [values for values in per_sample if values is not None]))
     rows = [None if values is None else next(moved) for values in per_sample]
     return Batch(
@@ -82,6 +83,8 @@ def training_batches(
     multiple_of: int = 1,
 ) -> Iterator[Batch | LateBatch]:
     """This data-parallel rank's micro-batches for ever, from the ``start``-th sample of the whole job."""
+    # counted in samples and not in steps: a resumed run may have another number of ranks and still goes on where it
+    # stopped
     indices = training_set.shard(start, rank, world_size)
     while True:
         if isinstance(training_set, LateTrainingSet):

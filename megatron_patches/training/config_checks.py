@@ -15,29 +15,34 @@ from pathlib import Path
 from headrank.errors import InputError
 from headrank.files import require_writable
 
-MOST_PERMUTATIONS = 100
+MAX_PERMUTATIONS = 100
 _LARGEST_INTEGER = 2**31 - 1
 _MINUTES_OF_A_YEAR = 525_600
-_MOST_EPOCHS = 1_000_000
+_MAX_EPOCHS = 1_000_000
 _REQUIRED = ("headrank_model", "headrank_heads", "train_data_path", "lr")
 
 # what a value that is given must satisfy, in words, and the attributes it holds for
 _RANGES: list[tuple[Callable[[float], bool], str, tuple[str, ...]]] = [
     (lambda value: value > 0, "must be above 0", (
-        "train_iters", "train_samples", "save_interval", "eval_interval", "eval_iters", "exit_interval", "exit_duration_in_mins",
-        "log_interval", "tensorboard_log_interval", "seq_length", "micro_batch_size", "global_batch_size", "tensor_model_parallel_size",
-        "lr", "lr_decay_iters", "adam_eps", "headrank_pairs_per_context", "headrank_max_nan_steps", "headrank_temperature",
-        "headrank_score_scale", "headrank_readout_lr", "headrank_teacher_temperature", "recompute_num_layers", "headrank_lora_alpha")),
+        "train_iters", "train_samples", "save_interval", "eval_interval", "eval_iters", "exit_interval",
+        "exit_duration_in_mins", "log_interval", "tensorboard_log_interval", "seq_length", "micro_batch_size",
+        "global_batch_size", "tensor_model_parallel_size", "lr", "lr_decay_iters", "adam_eps", "recompute_num_layers",
+        "headrank_pairs_per_context", "headrank_max_nan_steps", "headrank_temperature", "headrank_score_scale",
+        "headrank_readout_lr", "headrank_teacher_temperature", "headrank_lora_alpha")),
     (lambda value: value >= 0, "must not be below 0", (
-        "seed", "min_lr", "lr_warmup_iters", "lr_warmup_init", "weight_decay", "clip_grad", "num_workers", "headrank_keep_checkpoints",
-        "headrank_in_batch_weight", "headrank_teacher_ranknet", "headrank_teacher_listwise", "headrank_teacher_margin_mse",
-        "headrank_alpha", "headrank_beta", "headrank_gamma", "headrank_eta", "headrank_margin", "headrank_lora_rank")),
-    (lambda value: 0 <= value < 1, "must be at least 0 and below 1", ("adam_beta1", "adam_beta2", "lr_warmup_fraction")),
-    (lambda value: 0 < value <= _MINUTES_OF_A_YEAR, f"must be from 1 to {_MINUTES_OF_A_YEAR}, a year", ("distributed_timeout_minutes",)),
-    (lambda value: 0 < value <= _MOST_EPOCHS, f"must be above 0 and at most {_MOST_EPOCHS}", ("headrank_epochs",)),
+        "seed", "min_lr", "lr_warmup_iters", "lr_warmup_init", "weight_decay", "clip_grad", "num_workers",
+        "headrank_keep_checkpoints", "headrank_in_batch_weight", "headrank_teacher_ranknet",
+        "headrank_teacher_listwise", "headrank_teacher_margin_mse", "headrank_alpha", "headrank_beta",
+        "headrank_gamma", "headrank_eta", "headrank_margin", "headrank_lora_rank")),
+    (lambda value: 0 <= value < 1, "must be at least 0 and below 1",
+        ("adam_beta1", "adam_beta2", "lr_warmup_fraction")),
+    (lambda value: 0 < value <= _MINUTES_OF_A_YEAR, f"must be from 1 to {_MINUTES_OF_A_YEAR}, a year",
+        ("distributed_timeout_minutes",)),
+    (lambda value: 0 < value <= _MAX_EPOCHS, f"must be above 0 and at most {_MAX_EPOCHS}", ("headrank_epochs",)),
     (lambda value: value >= 2, "must be at least 2", ("headrank_passages_per_query",)),
-    (lambda value: 0 <= value <= MOST_PERMUTATIONS, (
-        f"must be from 0 to {MOST_PERMUTATIONS}: each is another order of every list to score and to keep"), ("headrank_permutations",)),
+    (lambda value: 0 <= value <= MAX_PERMUTATIONS, (
+        f"must be from 0 to {MAX_PERMUTATIONS}: each is another order of every list to score and to keep"),
+        ("headrank_permutations",)),
 ]  # fmt: skip
 
 
@@ -94,7 +99,8 @@ def _contradictions(args: argparse.Namespace) -> list[tuple[bool, str]]:
         (args.train_iters is not None and args.train_samples is not None, "--train-iters and --train-samples contradict; give one"),
         (args.eval_interval is not None and args.valid_data_path is None, "--eval-interval needs held-out queries; add --valid-data-path"),
         (args.save_interval is not None and args.save is None, "--save-interval needs a directory; add --save"),
-        (args.override_opt_param_scheduler and args.use_checkpoint_opt_param_scheduler, ("--override-opt-param-scheduler and "
+        (args.override_opt_param_scheduler and args.use_checkpoint_opt_param_scheduler, (
+         "--override-opt-param-scheduler and "
          "--use-checkpoint-opt-param-scheduler contradict each other; give one")),
         (args.min_lr > args.lr, f"--min-lr {args.min_lr} is above --lr {args.lr}; lower it"),
         (args.lr_warmup_init > args.lr, f"--lr-warmup-init {args.lr_warmup_init} is above --lr {args.lr}; lower it"),
@@ -114,7 +120,8 @@ def _contradictions(args: argparse.Namespace) -> list[tuple[bool, str]]:
          "add --load or --pretrained-checkpoint, or remove it")),
         (args.finetune and args.load is not None and args.pretrained_checkpoint is not None, ("--finetune starts from one checkpoint, but "
          f"--load {args.load} and --pretrained-checkpoint {args.pretrained_checkpoint} are given; give one")),
-        (args.finetune and args.load is not None and args.save is not None and os.path.realpath(args.load) == os.path.realpath(args.save),
+        (args.finetune and args.load is not None and args.save is not None
+         and os.path.realpath(args.load) == os.path.realpath(args.save),
          f"--finetune starts again at iteration 0, but --load and --save are both {args.save}; give another --save"),
     ]  # fmt: skip
 

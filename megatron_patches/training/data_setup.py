@@ -93,6 +93,7 @@ def _on_every_rank(opened: Callable[[], Any]) -> Any:
         data = opened()
     except UnwritableCache as error:
         refusal = str(error)
+    # all ranks use one place: on a node with its own disk the folder may be writable for some of them only
     refusals = [said for said in gather_from_all(refusal) if said is not None]
     if data is None or refusals:
         raise UnwritableCache(refusals[0])
@@ -124,6 +125,7 @@ def held_out_data(
         held_out = _open_late(config, heads, list(config.valid_data), None, needs_pairs=False)
     else:
         held_out = open_training_set(config, shape, heads, config.valid_data[0])
+    # by query id and not by list: another list of a trained query would flatter the held-out measure too
     trained = {data.names_of(context)[1] for context in range(data.num_contexts)}
     samples = held_out_samples(held_out, config.eval_iters)
     shared = next((sample.query_id for sample in samples if sample.query_id in trained), None)

@@ -26,6 +26,7 @@ class ExitDecision:
                 signal.signal(number, self._remember)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
+        # nothing but a note: a handler may run in the middle of a collective, and saving there would deadlock
         self._received = number
 
     def reason(self, iteration: int) -> str | None:

@@ -26,7 +26,8 @@ HEADRANK_FLAGS: list[Flag] = [
         "--headrank-document-layout",
         str,
         None,
-        "Documents one after another (sequential) or side by side, where no order of a list changes a score (parallel); by default as in "
+        "Documents one after another (sequential), or each reading the opening and itself, so that scores do not depend on their order "
+        "(parallel); by default as in "
         "the heads' prompt. Heads that were selected in one layout may be trained in the other.",
         choices=list(LAYOUTS),
     ),
@@ -86,8 +87,8 @@ HEADRANK_FLAGS: list[Flag] = [
         None,
         "The constant, the deviation or the range of scaled scores; ours. By default "
         + ", ".join(f"{scale:g} for {name}" for name, scale in DEFAULT_SCALES.items())
-        + f"; of log masses with fitted weights 1, which are fitted to that scale, with equal weights {EQUAL_LOG_MASS_SCALE:g} over their "
-        "sum.",
+        + "; of log masses with fitted weights 1, which are fitted to that scale, with equal weights "
+        f"{EQUAL_LOG_MASS_SCALE:g} over their sum.",
         metavar="X",
     ),
     switch("--headrank-full-depth", "Build every layer although nothing above l_max is ever trained; for comparison."),

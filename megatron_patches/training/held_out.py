@@ -18,11 +18,10 @@ from data_tools.late_training_set import LateSample, LateTrainingSet
 from data_tools.training_set import Sample, TrainingSet
 from headrank.method.distillation import graded, pair_agreement
 from headrank.method.heads import HeadSet
+from headrank.method.list_places import ndcg
 from megatron_patches.training.batches import length_multiple, make_batch
 from megatron_patches.training.late_step import score_late_sample
 from megatron_patches.training.train_step import score_batch
-
-CUTOFF = 10
 
 
 @torch.no_grad()
@@ -34,18 +33,9 @@ def score_sample(model: MegatronModule, sample: Sample | LateSample, heads: Head
     return score_batch(model, batch, heads)[0].float().cpu().numpy()
 
 
-def ndcg(scores: np.ndarray, grades: np.ndarray, cutoff: int = CUTOFF) -> float:
-    """NDCG at ``cutoff`` of one list; unjudged documents (grade below 0) gain nothing; no relevant document gives 0.
-
-    Scores that are not finite order nothing: NaN.
-    """
-    if not np.isfinite(scores).all():
-        return math.nan
-    gains = np.maximum(grades, 0).astype(np.float64)
-    discounts = 1.0 / np.log2(np.arange(2, min(cutoff, len(gains)) + 2))
-    ideal = float((np.sort(gains)[::-1][: len(discounts)] * discounts).sum())
-    ranked = gains[np.argsort(-scores, kind="stable")][: len(discounts)]
-    return float((ranked * discounts).sum()) / ideal if ideal > 0 else 0.0
+def list_ndcg(scores: np.ndarray, grades: np.ndarray) -> float:
+    """NDCG@10 of one list; scores that are not finite order nothing: NaN."""
+    return float(ndcg(scores, grades)) if np.isfinite(scores).all() else math.nan
 
 
 def preference_accuracy(scores: np.ndarray, pairs: np.ndarray) -> float:
@@ -86,7 +76,7 @@ def evaluate(
     sums = np.zeros((3, 2))  # sum and number of NDCG@10, preference accuracy, teacher accuracy
     for sample in samples[rank::world_size]:
         scores = score(sample)
-        sums[0] += ndcg(scores, sample.grades), 1.0
+        sums[0] += list_ndcg(scores, sample.grades), 1.0
         if len(sample.pairs):
             sums[1] += preference_accuracy(scores, sample.pairs), 1.0
         if sample.teacher is not None and (~np.isnan(sample.teacher)).sum() > 1:

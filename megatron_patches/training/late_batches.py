@@ -46,6 +46,7 @@ def make_late_batch(
     opening, rows = samples[0].frame.opening_ids, [*branches, *passages]
     total = len(opening) + sum(map(len, rows))
     input_ids = np.zeros(-(-total // multiple_of) * multiple_of, np.int64)
+    # the opening once, then all queries, then all passages: they share its keys instead of repeating it
     input_ids[:total] = np.concatenate([opening, *rows])
     positions = [samples[0].frame.branch_position] * len(branches) + [len(opening)] * len(passages)
     packed = PackedRows.of(len(opening), [len(tokens) for tokens in rows], positions, len(input_ids), device)
@@ -98,6 +99,7 @@ def _late_rows(packed: PackedRows, samples: tuple[LateSample, ...], device: torc
 
 def _negatives(samples: tuple[LateSample, ...], lists: tuple[tuple[int, int], ...]) -> list[torch.Tensor]:
     """For each list the mask [N] of its in-batch negatives; digests are only compared, so their sign does not matter."""
+    # seen as int64: torch has no comparison of uint64, and equal bits stay equal
     digests = torch.from_numpy(np.concatenate([sample.digests for sample in samples]).view(np.int64))
     owner = torch.tensor([number for number, (first, stop) in enumerate(lists) for _ in range(first, stop)])
     queries = torch.from_numpy(np.array([sample.query_digest for sample in samples], np.uint64).view(np.int64))
@@ -111,6 +113,7 @@ def _reference_of(sample: LateSample, reference: ReferenceScores | None, device:
     """The frozen model's scores of the drawn passages; the cache holds those of whole lists."""
     if reference is None:
         return None
+    # references are kept for the whole list; a sample shows some of its passages
     return torch.from_numpy(reference.of_list(sample.context_id, len(sample.list_digests))[sample.places]).to(device)
 
 

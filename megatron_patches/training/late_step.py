@@ -32,6 +32,7 @@ def late_losses(scores_UN: torch.Tensor, batch: LateBatch, settings: LossSetting
     """The terms of each list and its weighted in-batch term."""
     found = []
     for query, (first, stop) in enumerate(batch.lists):
+        # the list's own passages: preferences and labels say nothing about those of other queries
         own = scores_UN[query, first:stop]
         terms = headrank_loss(own, batch.references[query], batch.ranks[query], batch.pairs[query], settings, batch.teachers[query])
         contrast = own.new_zeros(())
@@ -52,5 +53,6 @@ def score_late_sample(model: torch.nn.Module, sample: LateSample, heads: HeadSet
         filled, multiple = sample.restricted_to(np.flatnonzero(~is_empty)), length_multiple(unwrap_model(model).config)
         batch = make_late_batch((filled,), None, device, multiple)
         scores[~is_empty] = score_late_batch(model, batch, heads, is_in_batch=False)[0].float().cpu().numpy()
+        # below all others, as reranking puts them; a model sees no token of them
         scores[is_empty] = scores[~is_empty].min() - 1.0
     return scores

@@ -81,6 +81,7 @@ class Window:
     def add(self, result: StepResult, seconds: float) -> None:
         """Count one step; terms only of steps that were taken."""
         self.steps, self.seconds, self.num_tokens = self.steps + 1, self.seconds + seconds, self.num_tokens + result.num_tokens
+        # a skipped step has no finite terms: one NaN would make the window's means NaN
         if result.is_updated:
             values = np.array([result.terms[name] for name in TERMS])
             self.terms = values if self.terms is None else self.terms + values
@@ -115,8 +116,10 @@ def train(run: Run, batches: Iterator[Batch | LateBatch], started: float | None 
         if progress.iteration % config.log_interval == 0 or progress.iteration == config.train_iters:
             _log(run, result, window)
             window = Window()
+        # evaluation before saving: what is saved as the best has been measured
         is_best = _is_time(config.eval_interval, run) and bool(run.held_out) and evaluate_held_out(run)
         is_saved = _save_if(run, is_best or _is_time(config.save_interval, run))
+        # asked on every iteration by every rank: it is a collective
         reason = exits.reason(progress.iteration)
         if reason is not None and progress.iteration < config.train_iters:
             _save_if(run, not is_saved)
@@ -135,12 +138,14 @@ def _count(run: Run, result: StepResult) -> None:
     """Advance the schedule, or count the step as skipped and stop after too many in a row, naming the queries."""
     progress = run.progress
     if result.is_updated:
+        # a skipped step does not advance the schedule: the warm-up counts updates
         run.scheduler.step(run.config.global_batch_size)
         progress.nan_streak = 0
         return
     progress.skipped_iterations += 1
     progress.nan_iterations += 1
     progress.nan_streak += 1
+    # gathered on all ranks before anything is raised: a rank that left alone would hang the others
     named = sorted({query_id for queries in gather_from_all(result.bad_queries) for query_id in queries})
     logger.warning(
         "iteration %d: loss %g, gradient norm %g; step skipped (query %s)",
@@ -218,6 +223,7 @@ def evaluate_held_out(run: Run) -> bool:
             world_size=run.config.data_parallel,
             reduce_sum=_sum_over_ranks,
         )
+    # the untrained model is no checkpoint to go back to
     is_best = progress.iteration > 0 and measured["ndcg@10"] > progress.best_ndcg
     if is_best:
         progress.best_iteration, progress.best_ndcg = progress.iteration, measured["ndcg@10"]
@@ -240,6 +246,7 @@ def _sum_over_ranks(sums: np.ndarray) -> np.ndarray:
 def _require_finite_weights(run: Run) -> None:
     """A step that was finite itself can still have thrown the weights out of range; such a model is neither saved nor called complete."""
     is_broken = not all(bool(parameter.isfinite().all()) for parameter in run.model.parameters())
+    # asked of all ranks: with sharded weights only one of them may hold the NaN
     if largest_on_any_rank(torch.tensor([float(is_broken)], device=device.device())).item():
         raise InputError(
             f"iteration {run.progress.iteration}: the weights are not finite any more, so nothing is saved; "

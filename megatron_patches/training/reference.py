@@ -1,7 +1,7 @@
 """The reference cache: the frozen model's scores of every context in every order it is trained in, computed once.
 
 Scores depend on the context alone, not on the pair, so no second model is ever in memory. The file is JSON lines: a header with
-the key (model, heads, prompt, tokenizer, chat frame, data, length, precision), then one line a context and order. A file with
+the key (model, heads, prompt, tokenizer, chat frame, data, length, precision), then one line per context and order. A file with
 another key is refused, not used. Work is split over data-parallel ranks; each appends to a part file line by line, so a killed
 run continues where it stopped.
 """
@@ -9,7 +9,6 @@ run continues where it stopped.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import json
 import logging
@@ -25,8 +24,9 @@ from data_tools.contexts import CONTEXTS_FILE
 from data_tools.late_training_set import LateSample, LateTrainingSet
 from data_tools.token_cache import tokenizer_digest
 from data_tools.training_set import Sample, TrainingSet
+from headrank.artifacts import content_digest, model_fingerprint
 from headrank.errors import InputError
-from headrank.files import shown
+from headrank.files import quote
 from headrank.formats import atomic_write
 from headrank.method.heads import HeadSet
 from headrank.method.late_prompt import LateEncoder
@@ -38,35 +38,10 @@ Entry = tuple[str, int]  # context id, permutation
 Gather = Callable[[dict[Entry, np.ndarray]], Iterable[dict[Entry, np.ndarray]]]  # the dictionaries of all ranks
 SECONDS_BETWEEN_LINES = 30.0
 _AGAIN = "delete the file and it is computed again"
-_BLOCK, _MOST_BLOCKS = 1 << 16, 64
-
-
-def model_fingerprint(directory: str | os.PathLike[str]) -> str:
-    """Sixteen hex digits over every file of a directory: training changes every tensor."""
-    root = Path(directory)
-    return files_fingerprint((path for path in root.rglob("*") if path.is_file() and not path.name.startswith(".")), root)
-
-
-def files_fingerprint(paths: Iterable[Path], root: Path | None = None) -> str:
-    """Sixteen hex digits over the names (below ``root``), sizes and 64 evenly spaced blocks of files."""
-    digest = hashlib.sha256()
-    for path in sorted(paths):
-        size = path.stat().st_size
-        digest.update(f"{path.name if root is None else path.relative_to(root)}:{size}".encode())
-        with open(path, "rb") as stream:
-            for number in range(min(_MOST_BLOCKS, -(-size // _BLOCK))):
-                stream.seek(number * max(_BLOCK, size // _MOST_BLOCKS))
-                digest.update(stream.read(_BLOCK))
-    return digest.hexdigest()[:16]
 
 
 def reference_key(model_directory: str, heads: HeadSet, training_set: TrainingSet | LateTrainingSet, precision: str) -> dict[str, Any]:
     """Everything the reference scores depend on."""
-    contexts = hashlib.sha256()
-    for directory in training_set.directories:
-        with open(directory / CONTEXTS_FILE, "rb") as stream:
-            while block := stream.read(1 << 20):
-                contexts.update(block)
     encoder = training_set.encoder
     readout = {} if heads.readout is None else {"readout": heads.readout.identity, "head_order": [list(head) for head in heads.heads]}
     return {
@@ -75,7 +50,7 @@ def reference_key(model_directory: str, heads: HeadSet, training_set: TrainingSe
         "prompt": encoder.template.hash,
         "tokenizer": tokenizer_digest(encoder)[:16],
         "chat_frame": encoder.opening_ids.tolist() if isinstance(encoder, LateEncoder) else [encoder.frame.before, encoder.frame.after],
-        "data": contexts.hexdigest()[:16],
+        "data": content_digest(*(directory / CONTEXTS_FILE for directory in training_set.directories)),
         "max_length": encoder.max_length,
         "precision": precision,
         **readout,
@@ -191,7 +166,7 @@ class ReferenceScores:
                 raise InputError(f"{file}:{number}: needs a text 'context_id' and a whole 'permutation'; {_AGAIN}")
             scores = _finite_scores(row.get("scores"))
             if scores is None:
-                found = shown(json.dumps(row.get("scores")))
+                found = quote(json.dumps(row.get("scores")))
                 raise InputError(f"{file}:{number}: 'scores' of {context_id!r} must be finite numbers, found {found}; {_AGAIN}")
             self._scores[context_id, permutation] = scores
 

@@ -68,6 +68,7 @@ def load_heads(config: TrainingConfig, shape: ModelShape) -> HeadSet:
 
 def prepare_run(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> tuple[Run, Iterator[Batch | LateBatch]]:
     """Build or resume a run; afterwards only the loop is left."""
+    # first of all: what an earlier run wrote decides where this one starts
     config = resolve_start(config)
     data = open_training_data(config, shape, heads)
     held_out = held_out_data(config, shape, heads, data)
@@ -75,6 +76,8 @@ def prepare_run(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> tu
     _announce(config, shape, heads, data, len(held_out))
     checkpoints = RunCheckpoints(config, heads)
     policy = build_policy(config, shape, heads)
+    # before the optimizer exists: the reference is the start weights, and its activations and the optimizer's moments
+    # need not fit together
     reference = _reference(config, heads, data, policy, is_resuming=checkpoints.resume_iteration is not None)
     model = wrap_model(config, policy)
     optimizer, scheduler = build_optimizer(config, model)
@@ -112,7 +115,7 @@ def _announce(config: TrainingConfig, shape: ModelShape, heads: HeadSet, data: T
     names = " ".join(head_name(head) for head in heads.heads[:16]) + (" ..." if len(heads.heads) > 16 else "")
     logger.info("core heads (%d): %s", len(heads.heads), names)
     logger.info(
-        "data: %d pairs in %d contexts, %d samples an epoch (%s), %d held-out contexts; %d iterations of %d",
+        "data: %d pairs in %d contexts, %d samples per epoch (%s), %d held-out contexts; %d iterations of %d",
         data.num_pairs,
         data.num_contexts,
         len(data),
@@ -140,6 +143,7 @@ def _reference(
     start = config.model if config.pretrained_checkpoint is None else str(checkpoint_directory(config.pretrained_checkpoint))
     key = reference_key(start, heads, data, "bf16" if config.bf16 else "fp32")
     reference = ReferenceScores(path, key)
+    # before anyone decides what is missing: ranks that disagreed would wait for each other in different collectives
     reference.share(gather_from_all)
     assert config.train_iters is not None
     needed = list(needed_contexts(data, config.train_iters * config.global_batch_size))

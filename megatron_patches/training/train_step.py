@@ -60,6 +60,7 @@ def batch_loss(scores_BN: torch.Tensor, batch: Batch | LateBatch, settings: Loss
     else:
         terms = context_losses(scores_BN, batch, settings)
         contrasts = (scores_BN.new_zeros(()),) * len(terms)
+    # mean over contexts and not over pairs: a list with four hundred pairs must not outvote a list with ten
     totals = [term.total + contrast for term, contrast in zip(terms, contrasts, strict=True)]
     # A copy, because the schedule divides the returned loss in place.
     rows = [
@@ -103,6 +104,7 @@ def train_step(
     num_microbatches: int,
 ) -> StepResult:
     """Forward and backward over the global batch, then the update unless a loss or a gradient is not finite."""
+    # both: Megatron keeps gradients in a buffer of its own, which optimizer.zero_grad() does not touch
     model.zero_grad_buffer()
     optimizer.zero_grad()
     reports = get_forward_backward_func()(
@@ -115,11 +117,13 @@ def train_step(
         forward_only=False,
     )
     values = torch.stack([report["values"] for report in reports]).mean(dim=0)
+    # reduced before anyone looks at it: every rank must see the same number, or some would step and others skip
     values = sum_over_data_parallel(values) / parallel_state.get_data_parallel_world_size()
     terms = dict(zip(TERMS, values.tolist(), strict=True))
     is_updated, grad_norm = guarded_update(optimizer, is_loss_finite=math.isfinite(terms["total"]))
     bad: tuple[str, ...] = ()
     if not is_updated:
+        # where only the gradient is not finite, any query of the step may have done it
         culprits = [report for report in reports if not math.isfinite(float(report["values"][0]))]
         bad = tuple(query_id for report in culprits or reports for query_id in report["query_ids"])
     return StepResult(terms, grad_norm, is_updated, sum(report["num_tokens"] for report in reports), bad)
@@ -131,10 +135,12 @@ def guarded_update(optimizer: MegatronOptimizer, is_loss_finite: bool) -> tuple[
 
     Loss and norm are already reduced over all ranks, so every rank takes the same branch. Returns (updated, gradient norm).
     """
+    # before the norm: with the distributed optimizer the gradients reach its shards here
     found_inf = optimizer.prepare_grads()
     grad_norm = float(optimizer.get_grad_norm())
     if found_inf or not is_loss_finite or not math.isfinite(grad_norm):
         return False, grad_norm
+    # by the whole norm for each part: clipping a part by its own norm would change the step's direction
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         parameters = part.get_parameters()
         if parameters and part.config.clip_grad > 0.0:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headrank.errors import InputError
-from headrank.files import shown
+from headrank.files import quote
 from headrank.formats import atomic_write
 from headrank.log_level import log_level
 from megatron_patches.training.config import TrainingConfig
@@ -61,6 +61,7 @@ def iteration_line(
     hidden: tuple[str, ...] = () if config.loss.needs_teacher else ("teacher", "teacher_accuracy")
     hidden += () if config.loss.in_batch_weight > 0 else ("contrast",)
     parts = [
+        # Megatron's own wording and field order: tools that read its logs read this one
         f" [{datetime.datetime.now():%Y-%m-%d %H:%M:%S.%f}] iteration {iteration:8d}/{config.train_iters:8d} |",
         f" consumed samples: {consumed:12d} |",
         f" elapsed time per iteration (ms): {milliseconds:.1f} |",
@@ -131,10 +132,11 @@ def _lines_until(file: Path, iteration: int) -> list[bytes] | None:
         except UnicodeDecodeError:
             raise InputError(f"{file}:{number}: not UTF-8; delete the line, or move the file away") from None
         except (ValueError, RecursionError):
+            # the last line of a killed run; a whole line that is no event is refused below
             logger.info("%s:%d: half a line, left out", file, number)
             continue
         if not isinstance(row, dict) or type(row.get("iteration")) is not int:
-            found = shown(line.decode("utf-8").strip())
+            found = quote(line.decode("utf-8").strip())
             raise InputError(f"{file}:{number}: {found} is no event with a whole 'iteration'; delete the line, or move the file away")
         if row["iteration"] <= iteration:
             kept.append(line.rstrip(b"\r\n") + b"\n")

@@ -25,10 +25,10 @@ CLUSTER_JOB = dataclasses.replace(PAPER_JOB, world_size=1024, global_batch_size=
 SHORT = dataclasses.replace(PAPER_JOB.shape, layers=9)
 SHORT_JOB = dataclasses.replace(PAPER_JOB, model="short", shape=SHORT, heads=heads_of("short", SHORT, last_layer=7))
 TINY_JOB = planner_ranks.cpu_job("tiny", 2)
-SIDE_BY_SIDE = dataclasses.replace(TINY_JOB, heads=dataclasses.replace(TINY_JOB.heads, prompt=PromptTemplate(document_layout="parallel")))
+PARALLEL = dataclasses.replace(TINY_JOB, heads=dataclasses.replace(TINY_JOB.heads, prompt=PromptTemplate(document_layout="parallel")))
 JOBS: dict[str, tuple[Job, str, bool]] = {
     "tiny": (TINY_JOB, "ours", True),
-    "side by side": (SIDE_BY_SIDE, "ours", True),
+    "parallel": (PARALLEL, "ours", True),
     "embedded": (planner_ranks.cpu_job("embedded", 1), "ours", True),
     "paper": (PAPER_JOB, "ours", False),
     "short": (SHORT_JOB, "ours", True),
@@ -78,8 +78,8 @@ def flops_by_hand(job: Job) -> float:
 def test_flops_are_those_of_a_hand_count(predicted) -> None:
     assert predicted["paper"]["microbatch_flops"] == pytest.approx(flops_by_hand(PAPER_JOB), rel=FLOPS_TOLERANCE)
     assert predicted["tiny"]["microbatch_flops"] == pytest.approx(flops_by_hand(TINY_JOB), rel=FLOPS_TOLERANCE)
-    assert predicted["side by side"]["microbatch_flops"] == pytest.approx(flops_by_hand(SIDE_BY_SIDE), rel=FLOPS_TOLERANCE)
-    assert flops_by_hand(SIDE_BY_SIDE) < 0.8 * flops_by_hand(TINY_JOB)
+    assert predicted["parallel"]["microbatch_flops"] == pytest.approx(flops_by_hand(PARALLEL), rel=FLOPS_TOLERANCE)
+    assert flops_by_hand(PARALLEL) < 0.8 * flops_by_hand(TINY_JOB)
 
 
 def test_parameters_gradients_and_moments_are_what_megatron_allocates(predicted) -> None:

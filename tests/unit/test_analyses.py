@@ -94,7 +94,6 @@ def test_score_by_position_averages_normalised_scores_and_splits_by_relevance() 
     assert curve.mean == pytest.approx([0.5, 0.5, 0.5])
     assert curve.relevant == pytest.approx([1.0, math.nan, 1.0], nan_ok=True)
     assert curve.irrelevant == pytest.approx([0.0, 0.5, 0.0])
-    assert curve.middle_spread == pytest.approx(1.0)  # ranks 1 and 2 of three are the middle; only the first place has both kinds
 
 
 def test_score_by_position_follows_the_prompt_not_the_retriever() -> None:

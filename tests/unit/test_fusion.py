@@ -85,7 +85,7 @@ def test_another_depth_than_that_of_the_reranking_is_refused() -> None:
     }  # reranked to depth 4, as 'headrank rerank' writes it
     reranked = {"q1": [Candidate(doc_id, 1, score) for doc_id, score in sorted(scores.items(), key=lambda row: -row[1])]}
     assert [doc_id for doc_id, _ in fuse_runs(first, reranked, 4, 1.0)["q1"]] == ["d2", "d3", "d4", "d1", "d5", "d6"]
-    with pytest.raises(InputError, match="candidate 'd4' was reranked and is not in the first stage's top 3; give the --depth"):
+    with pytest.raises(InputError, match="candidate 'd4' was reranked and is not in the first stage's top 3; give the `depth`"):
         fuse_runs(first, reranked, 3, 0.5)
     for depth in (5, 6):
         with pytest.raises(InputError, match=f"the reranking was not as deep as {depth}"):

@@ -205,6 +205,20 @@ def test_lists_of_eight_by_score_have_adjacent_pairs_and_only_scored_documents(t
         assert len(adjacent_pairs([d.grade for d in context.documents]))
 
 
+def test_all_passages_of_a_list_are_cut_to_the_same_number_of_words_and_lists_to_different_ones(tmp_path: Path) -> None:
+    make_collection(tmp_path / "web", {f"q{number}": [1, 0, 0] for number in range(12)})
+    corpus = tmp_path / "web" / "corpus.jsonl"
+    rows = [json.loads(line) for line in corpus.read_text().splitlines()]
+    corpus.write_text("".join(json.dumps(row | {"text": "one two three four five six"}) + "\n" for row in rows))
+    words = ["pairs", "--collection", str(tmp_path / "web"), "--list-words", "2", "4", "300", "--output"]
+    assert main([*words, str(tmp_path / "out")]) == main([*words, str(tmp_path / "again")]) == 0
+    lengths = [
+        {len(document.text.split()) for document in context.documents} for context in iterate_contexts(tmp_path / "out" / "contexts.jsonl")
+    ]
+    assert all(len(found) == 1 for found in lengths) and set.union(*lengths) == {2, 4, 6}
+    assert (tmp_path / "out" / "contexts.jsonl").read_bytes() == (tmp_path / "again" / "contexts.jsonl").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -130,7 +130,7 @@ def test_what_could_not_be_measured_is_not_begun(collection: Path, tmp_path: Pat
     words = ["--models", "m=x", "--methods", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o")]
     with pytest.raises(InputError, match="--depths 0"):
         run([*words, "--depths", "4", "0"])
-    with pytest.raises(InputError, match="--depths: 4 is there twice"):
+    with pytest.raises(InputError, match="--depths: duplicate value 4"):
         run([*words, "--depths", "4", "4"])
     with pytest.raises(InputError, match=r"--methods icr\+: nothing follows the '\+'"):
         run([*words, "--methods", "icr+"])

@@ -43,7 +43,7 @@ def test_the_depth_is_stated(is_truncated, words):
 
 def test_passages_that_are_read_side_by_side_are_said_to_be():
     heads = dataclasses.replace(HEADS, prompt=PromptTemplate(document_layout="parallel"))
-    said = "Passages are read side by side"
+    said = "It uses the parallel layout"
     assert said in model_card("org/model", "base", heads, is_truncated=False, training={}) and said not in card()
 
 

@@ -183,7 +183,7 @@ def test_held_out_queries_are_left_out_and_an_unknown_one_is_an_error(collection
     ],
 )
 def test_numbers_out_of_range_are_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="--"):
+    with pytest.raises(InputError, match="`"):
         PairSettings(**changes)
 
 
@@ -207,7 +207,7 @@ def test_a_query_without_text_and_two_collections_of_one_name_are_errors(collect
 
 def test_no_pairs_at_all_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     collection = make_collection(tmp_path / "flat", {"q1": [1, None, 1]})
-    with pytest.raises(InputError, match="--unjudged-as-zero"):
+    with pytest.raises(InputError, match="`unjudged_as_zero`"):
         build_pairs([collection], tmp_path / "out", PairSettings())
     assert build_pairs([collection], tmp_path / "out", PairSettings(unjudged_as_zero=True))[0].pairs == 2
 

@@ -20,12 +20,12 @@ def left(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def fail() -> None:
-    with device.leaving_the_group():
+    with device.process_group_cleanup():
         raise RuntimeError("out of memory")
 
 
 def test_the_groups_are_left_at_the_end(left: list[str]) -> None:
-    with device.leaving_the_group():
+    with device.process_group_cleanup():
         assert not left
     assert left == ["left"]
 

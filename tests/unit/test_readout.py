@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from headrank.errors import InputError
 from headrank.method.heads import HeadSet
 from headrank.method.prompt import PromptTemplate
-from headrank.method.readout import Readout, list_centred, mean_over_rows, row_values, segment_log_sums, weighted_sum
+from headrank.method.readout import Readout, mean_over_rows, row_values, segment_log_sums, weighted_sum
 
 TOLERANCE = 1e-5  # float32 against Python's float64
 
@@ -105,12 +105,6 @@ def test_weighting_stays_in_float32_under_autocast() -> None:
         scores = weighted_sum(values, weights)
     assert scores.dtype == torch.float32 and torch.equal(scores, weighted_sum(values, weights))
     assert torch.allclose(scores.double(), (values.double() * weights.double()).sum(-1), atol=1e-3)
-
-
-def test_centring_takes_each_lists_own_mean() -> None:
-    scores = torch.tensor([[1.0, 3.0, 100.0], [1.0, 2.0, 3.0]])
-    assert torch.allclose(list_centred(scores, [2, 3])[:, :2], torch.tensor([[-1.0, 1.0], [-1.0, 0.0]]))
-    assert torch.equal(list_centred(scores[1:]), list_centred(scores[1:] + 7))
 
 
 LATE = PromptTemplate(document_layout="late")

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from data_tools.training_set import TrainingSet
+from headrank.artifacts import model_fingerprint
 from headrank.errors import InputError
 from headrank.method.heads import HeadSet
 from headrank.method.prompt import PromptTemplate
 from headrank.method.spans import PromptEncoder
-from megatron_patches.training.reference import ReferenceScores, model_fingerprint, needed_contexts, reference_key
+from megatron_patches.training.reference import ReferenceScores, needed_contexts, reference_key
 from tests.tiny_models import tiny_tokenizer
 from tests.toy_collections import write_training_files
 

@@ -15,7 +15,7 @@ from transformers import BertConfig, BertModel
 
 from headrank import HeadRankReranker, HeadSet, InputError, PromptTemplate
 from headrank.generation.generation import LocalGenerator
-from headrank.placement import place
+from headrank.placement import resolve_device
 from tests.tiny_models import make_tiny_model
 
 HEADS = HeadSet(((0, 1), (2, 3)), "test", "tiny", 4, 8)
@@ -86,7 +86,7 @@ def test_bad_requests_are_one_clear_line(reranker: HeadRankReranker, query: str,
 
 def test_no_requests_give_no_results_and_a_batch_has_at_least_one(reranker: HeadRankReranker) -> None:
     assert reranker.rank_batch([]) == []
-    with pytest.raises(InputError, match="batch_size -1"):
+    with pytest.raises(InputError, match="`batch_size` -1"):
         reranker.rank_batch([("flea", DOCUMENTS)], batch_size=-1)
 
 
@@ -216,8 +216,8 @@ def test_a_wrong_field_of_heads_json_is_named(tmp_path: Path, changes: dict, mes
 
 @pytest.mark.parametrize(("device", "dtype"), [("gpu", None), ("cuda:99", None), ("cpu", "float7"), ("cpu", "cat")])
 def test_a_device_or_number_format_that_is_not_there_is_one_clear_line(device: str, dtype: str | None) -> None:
-    with pytest.raises(InputError, match="--dtype" if dtype else "--device"):
-        place(device, dtype)
+    with pytest.raises(InputError, match="`dtype`" if dtype else "`device`"):
+        resolve_device(device, dtype)
 
 
 def test_processes_of_one_machine_get_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,5 +225,5 @@ def test_processes_of_one_machine_get_a_gpu_each(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for rank, expected in (("0", "cuda:0"), ("1", "cuda:1"), ("2", "cuda:0")):
         monkeypatch.setenv("LOCAL_RANK", rank)
-        assert str(place(None, None)[0]) == str(place("cuda", None)[0]) == expected
-    assert str(place("cuda:1", None)[0]) == "cuda:1"
+        assert str(resolve_device(None, None)[0]) == str(resolve_device("cuda", None)[0]) == expected
+    assert str(resolve_device("cuda:1", None)[0]) == "cuda:1"

@@ -13,10 +13,11 @@ import pytest
 from headrank.errors import InputError
 from headrank.formats import Collection
 from headrank.method.heads import HeadSet
+from headrank.method.list_places import ndcg
 from headrank.method.prompt import PromptTemplate
 from headrank.reranking.reader import AttentionReader
 from headrank.selection.core import CoreSelection
-from headrank.selection.qr import QRNdcgSelection, QRSelection, ndcg_of_heads
+from headrank.selection.qr import QRNdcgSelection, QRSelection
 from headrank.selection.selection import (
     EntropySelection,
     HeadPolicy,
@@ -26,7 +27,7 @@ from headrank.selection.selection import (
     contrasts,
     make_head_set,
 )
-from headrank.selection.statistics import HeadStatistics, StatisticsCache, head_statistics, model_fingerprint
+from headrank.selection.statistics import HeadStatistics, StatisticsCache, head_statistics, reader_key
 from tests.slow_reference import SlowResult, eager_rows, slow_calibrated, slow_entropy, slow_masses
 from tests.tiny_models import make_tiny_model
 
@@ -202,7 +203,7 @@ def test_qr_ndcg_ranks_every_list_by_one_head_on_calibrated_masses(reader, conte
 
 def test_ndcg_of_a_hand_computed_list_with_a_tie() -> None:
     masses = np.array([[[0.1, 0.5, 0.5, 0.2]]])  # ranks documents 1, 2, 3, 0
-    found = ndcg_of_heads(masses, (3, None, 1, 0))
+    found = ndcg(masses, (3, None, 1, 0))
     assert found[0, 0] == pytest.approx((1 / math.log2(3) + 3 / math.log2(5)) / (3 + 1 / math.log2(3)))
 
 
@@ -263,7 +264,7 @@ def test_fewer_layers_give_the_same_numbers_for_the_layers_that_are_read(reader,
 
 
 def test_the_same_input_gives_the_same_file_also_from_the_cache(reader, contexts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = StatisticsCache(tmp_path / "cache", model_fingerprint(reader))
+    cache = StatisticsCache(tmp_path / "cache", reader_key(reader))
 
     def select(name: str, cached: bool) -> bytes:
         policy = EntropySelection(TEMPERATURE)
@@ -289,8 +290,8 @@ def test_a_torn_cache_file_is_computed_again(reader, contexts, tmp_path: Path) -
 
 def test_deeper_statistics_serve_a_pruned_selection_and_shallower_ones_do_not(reader, contexts, tmp_path: Path) -> None:
     pruned = AttentionReader.load(reader.name, last_layer=1)
-    assert model_fingerprint(pruned) == model_fingerprint(reader)
-    cache = StatisticsCache(tmp_path, model_fingerprint(reader))
+    assert reader_key(pruned) == reader_key(reader)
+    cache = StatisticsCache(tmp_path, reader_key(reader))
     encoded = reader.encoder.encode(contexts[0].query, contexts[0].documents)
     shallow = head_statistics(pruned, [encoded], 2)[0]
     cache.save(encoded, shallow)
@@ -304,7 +305,7 @@ def test_deeper_statistics_serve_a_pruned_selection_and_shallower_ones_do_not(re
 def test_the_fingerprint_changes_with_the_weights(reader: AttentionReader, tmp_path: Path) -> None:
     same = AttentionReader.load(make_tiny_model(tmp_path / "same"))
     other = AttentionReader.load(make_tiny_model(tmp_path / "other", seed=1))
-    assert model_fingerprint(same) == model_fingerprint(reader) != model_fingerprint(other)
+    assert reader_key(same) == reader_key(reader) != reader_key(other)
 
 
 def test_heads_json_ranks_every_head_and_says_what_it_was_computed_from(reader, contexts, tmp_path: Path) -> None:
@@ -337,5 +338,5 @@ def test_no_contrast_anywhere_is_the_users_error(reader: AttentionReader, contex
 
 
 def test_no_query_left_is_the_users_error(collection: Collection) -> None:
-    with pytest.raises(InputError, match="--only"):
+    with pytest.raises(InputError, match="`only`"):
         collection_contexts(collection, PromptTemplate(), depth=5, only={"nobody"})

@@ -239,7 +239,7 @@ def test_key_files_are_checked_without_quoting_keys(tmp_path: Path, caplog: pyte
 
 def test_an_address_that_others_reach_needs_keys() -> None:
     assert ServeSettings().host == "127.0.0.1" and ServeSettings(host="::1").is_loopback and ServeSettings(host="localhost").is_loopback
-    with pytest.raises(InputError, match="--api-key-file"):
+    with pytest.raises(InputError, match="`api_key_file`"):
         ServeSettings(host="0.0.0.0")
     assert not ServeSettings(host="0.0.0.0", is_open_to_anyone=True).is_loopback
 
@@ -248,7 +248,7 @@ def test_a_port_that_is_taken_is_one_line(served: Running) -> None:
     from headrank.serving.run import bind
 
     port = int(served.url.rpartition(":")[2])
-    with pytest.raises(InputError, match=f"--port {port}: .*; choose another"):
+    with pytest.raises(InputError, match=f"`port` {port}: .*; choose another"):
         bind(ServeSettings(port=port))
 
 

@@ -71,7 +71,7 @@ def test_long_documents_are_shortened_evenly_and_short_ones_and_the_query_stay_w
 
 def test_a_list_too_long_even_when_shortened_is_refused_with_the_remedy() -> None:
     encoder = PromptEncoder(TOKENIZER, PromptTemplate(), max_length=200)
-    with pytest.raises(InputError, match="40 documents do not fit.*--depth"):
+    with pytest.raises(InputError, match="40 documents do not fit.*`depth`"):
         encoder.encode("flea", [("", "concrete floors cost between two and six dollars " * 4)] * 40)
 
 

@@ -76,7 +76,7 @@ def test_a_study_cannot_be_changed_once_it_is_read(tmp_path: Path) -> None:
         ("lr: 3e-4", "lrr: 3e-4", 11, ["lrr", "'lr'"]),
         ("collections: [toy]", "collections: []", 4, ["data.collections", "at least 1"]),
         ("about: a toy", "about: [a toy", 2, ["not YAML"]),
-        ("about: a toy", "output: x", 2, ["'output' stands twice", "study.yaml:1"]),
+        ("about: a toy", "output: x", 2, ["'output' is a duplicate of", "study.yaml:1"]),
     ],
 )
 def test_a_mistake_is_one_line_with_its_place_and_the_nearest_name(tmp_path: Path, old: str, new: str, line: int, words: list[str]) -> None:

@@ -82,6 +82,40 @@ def test_the_commands_of_a_plan_are_what_the_real_parsers_accept() -> None:
     assert verbs == {"pairs", "select-heads", "export-hf", "report", "view"}
 
 
+def test_a_teacher_labels_every_collection_before_lists_and_readout_and_needs_no_judgements() -> None:
+    from headrank.commands import build_verb_parser
+
+    plan = planned(
+        data={"collections": ["web", "health"], "held_out_queries": "valid.qids"},
+        labels={"teacher": "minilm", "ranks": "1-10,15", "only": {"health": "health.qids"}},
+        pairs={"judged_only": True, "list_words": [40, 300]},
+        heads={"readout": {"lists": 5, "max_layer": [20], "groups": [16]}},
+        export={"adapter_only": True},
+    )
+    assert names(plan)[:5] == ["label/web", "label/health", "pairs", "held-out", "heads"]
+    for name in ("label/web", "label/health", "pairs", "held-out", "heads", "export", "reselect", "model"):
+        parts = words(plan, name)
+        build_verb_parser(parts[3]).parse_args(parts[4:])
+    by_name = {phase.name: phase for phase in plan.phases}
+    assert words(plan, "label/health")[-4:] == ["--only", "health.qids", "--output", "out/labels/health.teacher.trec"]
+    for name in ("pairs", "held-out", "heads"):
+        assert "out/labels/web.teacher.trec" in words(plan, name) and {"label/web", "label/health"} <= set(by_name[name].needs)
+        assert not any(path.name == "qrels.txt" for path in by_name[name].external)
+    assert "40 300" in " ".join(words(plan, "pairs")) and "--adapter-only" in words(plan, "export")
+    fitted_again = words(plan, "reselect")
+    assert fitted_again[fitted_again.index("--model") + 1] == fitted_again[fitted_again.index("--prompt-of") + 1] == "out/round-1/hf"
+    assert "--adapter-only" not in words(plan, "model") and words(plan, "model")[-1] == "out/model"
+
+
+def test_runs_of_labels_that_are_there_need_no_teacher() -> None:
+    Path("runs").mkdir()
+    Path("runs/train.minilm.trec").write_text("")
+    plan = planned(labels={"folder": "runs"})
+    assert names(plan)[0] == "pairs" and "runs/train.minilm.trec" in words(plan, "pairs")
+    with pytest.raises(InputError, match="labels: labels come from a teacher or from a folder of runs"):
+        planned(labels={"folder": "runs", "teacher": "minilm"})
+
+
 def test_a_second_round_trains_the_first_rounds_model_with_its_new_heads() -> None:
     plan = planned(rounds=2)
     second = words(plan, "train/round-2")

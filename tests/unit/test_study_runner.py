@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -11,10 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from headrank.artifacts import Artifact
 from headrank.errors import InputError
-from headrank.experiments.display import PlainDisplay, duration
+from headrank.experiments.display import LiveDisplay, PlainDisplay, duration
 from headrank.experiments.overview import phase_states
 from headrank.experiments.phases import STAMPS, Command, Phase
 from headrank.experiments.processes import holder_of_lock, only_runner
@@ -66,6 +68,20 @@ def test_phases_come_in_the_order_of_their_needs_and_are_not_done_twice(tmp_path
     code, states, told = run(tmp_path, phases)
     assert (code, set(states.values())) == (0, {"valid"})
     assert told == ["[a] done before", "[b] done before"]
+
+
+def test_a_terminal_shows_what_runs_and_keeps_what_ended(tmp_path: Path) -> None:
+    """A real Live of the installed rich, which asks for its first picture while it is being made."""
+    screen = io.StringIO()
+    display = LiveDisplay(Console(file=screen, force_terminal=True, width=100))
+    phases = [
+        phase(tmp_path, "slow", "echo half way; sleep 0.5; echo >$OUT"),
+        phase(tmp_path, "wrong", "echo no disk; exit 4", needs=("slow",)),
+    ]
+    assert Runner(phases, tmp_path, display).run(phases) == 1
+    shown = screen.getvalue()
+    assert "half way" in shown and "0 of 2 phases" in shown, "while it ran"
+    assert "✓" in shown and "✗" in shown and "no disk" in shown, "when it had ended"
 
 
 def test_another_setting_does_the_phase_again_and_all_that_reads_it(tmp_path: Path) -> None:

@@ -91,11 +91,16 @@ def test_a_number_that_is_not_finite_is_refused_by_its_flag(flag, value):
         config(f"{flag}={value}")
 
 
-ABOVE_ZERO = """train-iters train-samples save-interval eval-interval eval-iters exit-interval exit-duration-in-mins log-interval
-    tensorboard-log-interval seq-length micro-batch-size global-batch-size tensor-model-parallel-size lr lr-decay-iters adam-eps
-    headrank-pairs-per-context headrank-max-nan-steps headrank-temperature headrank-score-scale headrank-epochs""".split()
-ZERO_OR_MORE = """seed min-lr lr-warmup-iters lr-warmup-init weight-decay clip-grad num-workers headrank-keep-checkpoints headrank-alpha
-    headrank-beta headrank-gamma headrank-eta headrank-margin""".split()
+ABOVE_ZERO = """
+    train-iters train-samples save-interval eval-interval eval-iters exit-interval exit-duration-in-mins
+    log-interval tensorboard-log-interval seq-length micro-batch-size global-batch-size
+    tensor-model-parallel-size lr lr-decay-iters adam-eps headrank-pairs-per-context headrank-max-nan-steps
+    headrank-temperature headrank-score-scale headrank-epochs
+""".split()
+ZERO_OR_MORE = """
+    seed min-lr lr-warmup-iters lr-warmup-init weight-decay clip-grad num-workers headrank-keep-checkpoints
+    headrank-alpha headrank-beta headrank-gamma headrank-eta headrank-margin
+""".split()
 
 
 @pytest.mark.parametrize(

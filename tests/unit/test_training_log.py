@@ -18,7 +18,7 @@ from headrank.errors import InputError
 from megatron_patches.training.arguments import parse_arguments
 from megatron_patches.training.config import config_from
 from megatron_patches.training.exits import ExitDecision
-from megatron_patches.training.held_out import evaluate, ndcg, preference_accuracy
+from megatron_patches.training.held_out import evaluate, list_ndcg, preference_accuracy
 from megatron_patches.training.training_log import MetricsWriter, iteration_line
 
 REQUIRED = ["--headrank-model", "m", "--headrank-heads", "h", "--train-data-path", "d", "--lr", "1e-5", "--train-iters", "9"]
@@ -107,7 +107,7 @@ def test_a_missing_optional_package_is_named(config, monkeypatch, module, change
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_scores_that_are_not_finite_order_nothing(bad):
     scores, grades = np.array([0.3, bad, 0.1]), np.array([0, 2, 1])
-    assert np.isnan(ndcg(scores, grades)) and np.isnan(preference_accuracy(scores, np.array([[1, 0]])))
+    assert np.isnan(list_ndcg(scores, grades)) and np.isnan(preference_accuracy(scores, np.array([[1, 0]])))
     sample = SimpleNamespace(grades=grades, pairs=np.array([[1, 0]]), teacher=None)
     measured = evaluate([sample, sample], lambda _: scores)
     assert np.isnan(measured["ndcg@10"]) and np.isnan(measured["preference_accuracy"])
@@ -123,10 +123,10 @@ def test_ndcg_is_that_of_trec_eval(seed, count):
     judged = {"q": {str(i): int(grade) for i, grade in enumerate(grades) if grade >= 0}}
     run = {"q": {str(i): float(score) for i, score in enumerate(scores)}}
     if not judged["q"] or max(grades) <= 0:
-        assert ndcg(scores, grades) == 0.0
+        assert list_ndcg(scores, grades) == 0.0
         return
     expected = ir_measures.calc_aggregate([ir_measures.nDCG @ 10], judged, run)[ir_measures.nDCG @ 10]
-    assert ndcg(scores, grades) == pytest.approx(expected, abs=1e-9)
+    assert list_ndcg(scores, grades) == pytest.approx(expected, abs=1e-9)
 
 
 def test_preference_accuracy_counts_a_tie_as_half():

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrank.reports.viewer.contents import MOST_HEADS, build_view, shade
+from headrank.reports.viewer.contents import MAX_HEADS, build_view, shade
 from headrank.reports.viewer.latex import to_latex
 from headrank.reports.viewer.page import to_html
 from headrank.reports.viewer.words import split_words, values_of_words
@@ -91,7 +91,7 @@ def test_equal_scores_keep_the_given_order() -> None:
 
 def test_a_large_head_set_is_shown_by_layer() -> None:
     heads = tuple((layer, head) for layer in range(10) for head in range(9))
-    assert len(heads) > MOST_HEADS
+    assert len(heads) > MAX_HEADS
     tokens = TokenScores("a b", np.array([(0, 1), (1, 3)]), np.ones((90, 2), np.float32), np.ones(2, bool))
     scores = Explanation(np.array([180.0]), np.full((90, 1), 2.0), heads, (tokens,), 2, False)
     view = build_view(scores, DOCUMENTS[:1], query_id="q", query="x", model="m", method="ICR", ranks={}, grades=None, title_lengths=[0])

@@ -82,7 +82,7 @@ def _ranking_values(head_set: HeadSet) -> tuple[np.ndarray, str]:
 
 
 def draw_head_depth(head_sets: Mapping[str, HeadSet], path: str | os.PathLike[str]) -> list[Path]:
-    """One column a head set, a dot for every core head at its layer (side by side where a layer holds several); the short
+    """One column per head set, a dot for every core head at its layer (side by side where a layer holds several); the short
     dashed line is l_max, above which nothing is computed. All sets must come from models of the same depth.
     """
     num_layers = max(heads.num_layers for heads in head_sets.values())

@@ -21,7 +21,7 @@ Rates = tuple[float, float, float]  # relevant rate, irrelevant rate, gap
 def draw_promotion(
     panels: Mapping[str, Mapping[str, Rates]], path: str | os.PathLike[str], note: str = "", methods: Mapping[str, str] | None = None
 ) -> list[Path]:
-    """A panel a model: for every method the promotion rate of relevant (filled) and irrelevant (hatched) middle-zone documents,
+    """A panel per model: for every method the promotion rate of relevant (filled) and irrelevant (hatched) middle-zone documents,
     with the selectivity gap in percentage points above. ``methods`` gives the method of each row where rows are known by label.
     """
     rows = _rows((row for panel in panels.values() for row in panel), methods)

@@ -31,7 +31,7 @@ _LEARNING_CHARTS = (  # title, name in training events, name in held-out events
 def draw_measures(
     rows: Sequence[tuple[str, str, float, Interval]], measure: str, path: str | os.PathLike[str], note: str = ""
 ) -> list[Path]:
-    """One horizontal line a row: (method, label, mean, interval), values as fractions; the mark is the mean, the bar its interval."""
+    """One horizontal line per row: (method, label, mean, interval), values as fractions; the mark is the mean, the bar its interval."""
     with styled():
         figure = new_figure(WIDTH, 0.95 + 0.34 * len(rows))
         axes = figure.subplots()

@@ -37,7 +37,7 @@ def _highest(panels: Mapping[str, Deviations]) -> float:
 
 
 def draw_std_heatmap(panels: Mapping[str, Deviations], path: str | os.PathLike[str]) -> list[Path]:
-    """A panel a model, a row a method, a column a benchmark; lighter is flatter (worse). Cells not run stay hatched."""
+    """A panel per model, a row a method, a column per benchmark; lighter is flatter (worse). Cells not run stay hatched."""
     methods, benchmarks = _axes_of(panels)
     highest = _highest(panels)
     with styled():

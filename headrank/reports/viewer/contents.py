@@ -18,7 +18,7 @@ from headrank.reports.viewer.words import split_words, values_of_words
 if TYPE_CHECKING:
     from headrank.reranking.explain import Explanation
 
-MOST_HEADS = 64  # a set larger than this (ICR's) is shown by layer: the page would hold a million numbers
+MAX_HEADS = 64  # a set larger than this (ICR's) is shown by layer: the page would hold a million numbers
 SHADE_FROM = 0.05  # words below a twentieth of the passage's maximum stay white, as in the paper's tables
 
 
@@ -133,7 +133,7 @@ def _answers(scores: Explanation, index: int) -> np.ndarray | None:
 
 def _parts(heads: Sequence[Head]) -> tuple[tuple[Part, ...], list[int]]:
     """The rows to show and, for each head, its row."""
-    if len(heads) <= MOST_HEADS:
+    if len(heads) <= MAX_HEADS:
         return tuple(Part(head[0], head_name(head)) for head in heads), list(range(len(heads)))
     layers = sorted({layer for layer, _ in heads})
     return tuple(Part(layer, f"layer {layer}") for layer in layers), [layers.index(layer) for layer, _ in heads]

@@ -1,4 +1,4 @@
-"""Documents side by side: no order of a list changes a score, and the pass equals an eager one with a whole mask."""
+"""The parallel layout: scores do not depend on candidate order, and the pass equals an eager one with a whole mask."""
 
 from __future__ import annotations
 
