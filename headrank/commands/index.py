@@ -148,11 +148,12 @@ def _convert(args: argparse.Namespace, folder: Path) -> int:
     if args.heads or (args.pairs or "all") != "all":
         from headrank.method.late_layout import key_pairs
         from headrank.model_config import load_config, text_config
-        from headrank.reranking.model_sources import resolve_model
+        from headrank.reranking.model_sources import base_of
         from headrank.reranking.reranker import choose_heads
+        from headrank.reranking.shipped_readouts import model_to_read
 
-        model = resolve_model(args.model)
-        config, heads = text_config(load_config(model)), choose_heads(model, args.heads)
+        model = model_to_read(args.model, args.heads)
+        config, heads = text_config(load_config(base_of(model))), choose_heads(model, args.heads)
         num_groups = int(getattr(config, "num_key_value_heads", None) or heads.num_heads)
         readout_pairs = key_pairs(heads.heads, heads.num_heads // num_groups)[0]
         pairs = index_pairs(args.pairs or "heads", readout_pairs, num_groups, heads.num_layers)
