@@ -68,14 +68,14 @@ def test_a_store_is_filled_described_verified_and_not_filled_again(
 ) -> None:
     store = tmp_path / "store"
     assert index(model, collection, store) == 0
-    assert "30 passages to add (0 are there), about" in caplog.text and "bytes a token" in caplog.text and "minutes" in caplog.text
+    assert "30 passages to add (0 are there), about" in caplog.text and "bytes per token" in caplog.text and "minutes" in caplog.text
     assert "30 passages added, 0 were there" in capsys.readouterr().out
     assert index(model, collection, store) == 0
     assert "0 passages added, 30 were there" in capsys.readouterr().out
     assert main(["index", "--store", str(store), "--info"]) == 0
     said = capsys.readouterr().out
     assert all(
-        part in said for part in ("4: 0:0, 1:3, 2:0, 2:1", "int8, pool 1, 32 bytes a token", "saturated  0 numbers", "branch_position 64")
+        part in said for part in ("4: 0:0, 1:3, 2:0, 2:1", "int8, pool 1, 32 bytes per token", "saturated  0 numbers", "branch_position 64")
     )
     assert main(["index", "--store", str(store), "--verify"]) == 0
     assert "30 passages, all whole" in capsys.readouterr().out
