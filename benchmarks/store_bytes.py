@@ -127,7 +127,7 @@ def measure(lists: StoredLists, budgets: Sequence[int], forms: Sequence[tuple[st
             quality, by_collection, _ = validation.measure(of_form)
             size = budget * lists.store.header.identity.head_size * ITEM_BYTES[dtype] / pool
             points.append(Point(budget, dtype, pool, size, quality, by_collection))
-            print(f"{budget:>4} pairs {dtype:>5} pool {pool} {size:8,.0f} bytes a token: NDCG@10 {quality:.2f}", flush=True)
+            print(f"{budget:>4} pairs {dtype:>5} pool {pool} {size:8,.0f} bytes per token: NDCG@10 {quality:.2f}", flush=True)
     return points
 
 
