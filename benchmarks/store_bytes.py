@@ -56,7 +56,7 @@ class StoredLists:
     """Lists whose passages a store holds, and their statistics in any stored form."""
 
     def __init__(self, store: PassageStore, model: str, collections: Sequence[Collection], labels: Sequence[str], depth: int) -> None:
-        """``labels`` are a teacher's runs, one a collection, or none: then grades are fitted to."""
+        """``labels`` are a teacher's runs, one per collection, or none: then grades are fitted to."""
         header = store.header
         if header.pool != 1 or header.dtype == "int8":
             raise InputError(f"{store.folder}: smaller forms are made from keys in bf16 or fp32 without pooling; index again")
