@@ -1,6 +1,6 @@
 """A passage store at scale: `python -m benchmarks.million_passages`.
 
-A million made-up passages of 20 tokens and 256 bytes a token (4 pairs of 64 in int8: 5.1 GB of keys), through the same writer and reader
+A million made-up passages of 20 tokens and 256 bytes per token (4 pairs of 64 in int8: 5.1 GB of keys), through the same writer and reader
 as real ones. Stages, each in a process of its own so that memory peaks do not mix:
 
   write  every passage, committed as indexing does, a new segment every 4 GB

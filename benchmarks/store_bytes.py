@@ -56,7 +56,7 @@ class StoredLists:
     """Lists whose passages a store holds, and their statistics in any stored form."""
 
     def __init__(self, store: PassageStore, model: str, collections: Sequence[Collection], labels: Sequence[str], depth: int) -> None:
-        """``labels`` are a teacher's runs, one a collection, or none: then grades are fitted to."""
+        """``labels`` are a teacher's runs, one per collection, or none: then grades are fitted to."""
         header = store.header
         if header.pool != 1 or header.dtype == "int8":
             raise InputError(f"{store.folder}: smaller forms are made from keys in bf16 or fp32 without pooling; index again")
@@ -127,7 +127,7 @@ def measure(lists: StoredLists, budgets: Sequence[int], forms: Sequence[tuple[st
             quality, by_collection, _ = validation.measure(of_form)
             size = budget * lists.store.header.identity.head_size * ITEM_BYTES[dtype] / pool
             points.append(Point(budget, dtype, pool, size, quality, by_collection))
-            print(f"{budget:>4} pairs {dtype:>5} pool {pool} {size:8,.0f} bytes a token: NDCG@10 {quality:.2f}", flush=True)
+            print(f"{budget:>4} pairs {dtype:>5} pool {pool} {size:8,.0f} bytes per token: NDCG@10 {quality:.2f}", flush=True)
     return points
 
 

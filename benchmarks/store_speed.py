@@ -35,27 +35,31 @@ import torch.nn.functional as F
 
 from benchmarks.rerank_speed import QUERY, passages
 from headrank.method.heads import HeadSet
+from headrank.passage_store.content import passage_digest
+from headrank.passage_store.conversion import convert
 from headrank.passage_store.indexing import IndexSettings, index_corpus
+from headrank.passage_store.store import PassageStore
 from headrank.reranking.late_reader import LateReader
 from headrank.reranking.model_sources import resolve_model
 from headrank.reranking.reader import AttentionReader
 from headrank.reranking.reranker import HeadRankReranker, choose_heads
+from headrank.reranking.shipped_readouts import model_to_read
 
 MODEL, HEADS = "embedded", "fast"
-STORES = {"fp32": "float32", "bf16": "auto", "int8": "auto"}  # a store's format and that of the forward which makes its keys
 SIZES = (20, 40, 100)
 GOALS = {"without / int8": (60, 90, 150), "minilm / int8": (8, 12, 20)}
 Work = Callable[[list[str]], object]
 
 
 def make_stores(folder: Path, heads: HeadSet) -> list[str]:
-    """A store of each format, filled with the passages; their texts."""
+    """A store in fp32, filled with the passages, and its conversions; the texts of the passages."""
     from transformers import AutoTokenizer
 
     documents = passages(max(SIZES), AutoTokenizer.from_pretrained(resolve_model(MODEL)))
-    for name, dtype in STORES.items():
-        reader = AttentionReader.load(MODEL, prompt=heads.prompt, last_layer=heads.l_max, dtype=dtype)
-        index_corpus(folder / name, LateReader(reader, heads), lambda: [("", text) for text in documents], IndexSettings(name))
+    reader = AttentionReader.load(model_to_read(MODEL, HEADS), prompt=heads.prompt, last_layer=heads.l_max, dtype="float32")
+    index_corpus(folder / "fp32", LateReader(reader, heads), lambda: [("", text) for text in documents], IndexSettings("fp32"))
+    for name in ("bf16", "int8"):
+        convert(PassageStore(folder / "fp32"), folder / name, None, name, 1)
     return documents
 
 
@@ -64,9 +68,9 @@ class Contenders:
 
     def __init__(self, stores: Path, documents: list[str], minilm: str | None) -> None:
         """Loads a model for each."""
-        heads = choose_heads(resolve_model(MODEL), HEADS)
+        heads = choose_heads(MODEL, HEADS)
         self.documents = documents
-        without = HeadRankReranker.from_pretrained(MODEL, heads, dtype="float32", key_cache_bytes=0)
+        without = HeadRankReranker.from_pretrained(MODEL, HEADS, dtype="float32", key_cache_bytes=0)
         self.ways: dict[str, Work] = {"without": lambda some: without.rank(QUERY, some)}
         for name, store, dtype in (
             ("fp32", "fp32", "float32"),
@@ -74,7 +78,7 @@ class Contenders:
             ("int8", "int8", "auto"),
             ("int8-int8", "int8", "int8"),
         ):
-            reranker = HeadRankReranker.from_pretrained(MODEL, heads, dtype=dtype, store=stores / store)
+            reranker = HeadRankReranker.from_pretrained(MODEL, HEADS, dtype=dtype, store=stores / store)
             self.ways[name] = lambda some, reranker=reranker: reranker.rank(QUERY, some)  # type: ignore[misc]
         self.ways["floor"] = _floor(heads, stores / "int8", documents, "auto")
         self.ways["floor-int8"] = _floor(heads, stores / "int8", documents, "int8")
@@ -103,13 +107,13 @@ def _seconds(work: Work, some: list[str], repeats: int) -> list[float]:
 
 
 def _floor(heads: HeadSet, store: Path, documents: list[str], dtype: str) -> Work:
-    reranker: Any = HeadRankReranker.from_pretrained(MODEL, heads, dtype=dtype, store=store)
+    reranker: Any = HeadRankReranker.from_pretrained(MODEL, HEADS, dtype=dtype, store=store)
     late, source = reranker.late, reranker.key_source
     ids = torch.tensor(late.encoder.encode_query(QUERY).input_ids[None].astype("int64"))
     positions = heads.prompt.branch_position + torch.arange(ids.shape[1])[None]
     vectors = late.query_vectors(late.encoder.encode_query(QUERY)).vectors_UKRD[0]
     products: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-    entries = source.store.find([_digest(text) for text in documents])
+    entries = source.store.find([passage_digest(("", text)) for text in documents])
     for size in SIZES:
         keys = [torch.from_numpy(entry.keys_ATD.copy()) for entry in entries[:size]]
         keys_ATD = torch.cat(keys, dim=1)
@@ -128,12 +132,6 @@ def _floor(heads: HeadSet, store: Path, documents: list[str], dtype: str) -> Wor
     return work
 
 
-def _digest(text: str) -> bytes:
-    from headrank.passage_store.content import passage_digest
-
-    return passage_digest(("", text))
-
-
 def _plain_attention(module: object, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object, **__: object) -> Any:
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True).transpose(1, 2), None
 
@@ -150,8 +148,8 @@ def _cross_encoder(folder: str) -> Work:
 def cold(stores: Path, documents: list[str]) -> dict[str, dict[str, float]]:
     """Wall seconds of opening a store whose pages were dropped from memory, of its first list, and of the same list again."""
     found = {}
-    heads = choose_heads(resolve_model(MODEL), HEADS)
-    reader = AttentionReader.load(MODEL, prompt=heads.prompt, last_layer=heads.l_max)
+    heads = choose_heads(MODEL, HEADS)
+    reader = AttentionReader.load(model_to_read(MODEL, HEADS), prompt=heads.prompt, last_layer=heads.l_max)
     HeadRankReranker.from_reader(reader, heads).rank(QUERY, documents[:2])
     for size in SIZES:
         for path in (stores / "int8").rglob("*.bin"):
@@ -212,7 +210,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     with tempfile.TemporaryDirectory(prefix="store-speed-") as name:
         folder = Path(name)
-        (folder / "documents.json").write_text(json.dumps(make_stores(folder, choose_heads(resolve_model(MODEL), HEADS))))
+        (folder / "documents.json").write_text(json.dumps(make_stores(folder, choose_heads(MODEL, HEADS))))
         everything = {}
         for threads in args.threads:
             command = [sys.executable, "-m", "benchmarks.store_speed", "--stores", name, "--threads", str(threads)]

@@ -111,7 +111,7 @@ def interleave(work: dict[str, Callable[[], object]], rounds: int) -> dict[str, 
 
 
 def compare(args: argparse.Namespace, model: str) -> dict[str, Any]:
-    """Seconds a pair of literal and ours, and seconds of a step and its forward, with their ratios."""
+    """Seconds per pair of literal and ours, and seconds of a step and its forward, with their ratios."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -140,7 +140,7 @@ def compare(args: argparse.Namespace, model: str) -> dict[str, Any]:
 
 
 def time_pairs(model: str, trainer: Trainer, sample: Sample, few: Sample, rounds: int) -> dict[str, list[float]]:
-    """Seconds a pair: the literal recipe on the pairs of ``few``, ours on those of ``sample``."""
+    """Seconds per pair: the literal recipe on the pairs of ``few``, ours on those of ``sample``."""
     from megatron_patches.checkpoints.weights import load_hf_weights
     from megatron_patches.model import build_model
 

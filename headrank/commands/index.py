@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrank.commands import options
 from headrank.errors import InputError
 from headrank.files import plain_or_gzipped
-from headrank.formats import iterate_corpus
+from headrank.formats import Collection, iterate_corpus
 from headrank.passage_store.content import passage_digest
 from headrank.passage_store.header import ITEM_BYTES, POOLS
 
@@ -29,6 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--store", metavar="DIR", required=True, help="the store's folder; made if it is not there")
     group.add_argument("--collection", metavar="DIR", action="append", default=[], help="a folder with corpus.jsonl[.gz]; may be repeated")
     group.add_argument("--corpus", metavar="FILE", action="append", default=[], help="a corpus.jsonl[.gz]; may be repeated")
+    group.add_argument(
+        "--depth", type=options.positive_int, metavar="N", help="only the first N candidates of each query in a collection's run"
+    )
+    group.add_argument("--only", metavar="FILE", help="with --depth: only candidates of the query ids in this file")
     group.add_argument(
         "--from",
         dest="source",
@@ -79,23 +84,44 @@ def run(args: argparse.Namespace) -> int:
     return _index(args, folder, corpora)
 
 
-def _corpora(args: argparse.Namespace) -> list[Path]:
-    found = [Path(path) for path in args.corpus]
+@dataclass(frozen=True)
+class _Corpus:
+    """A corpus file, and the ids that are wanted of it; None is all."""
+
+    path: Path
+    wanted: frozenset[str] | None = None
+
+    def passages(self) -> Iterator[tuple[str, str]]:
+        """(title, text) of what is wanted, in the file's order."""
+        for document in iterate_corpus(self.path):
+            if self.wanted is None or document.doc_id in self.wanted:
+                yield document.title, document.text
+
+
+def _corpora(args: argparse.Namespace) -> list[_Corpus]:
+    if (args.depth or args.only) and (args.corpus or not (args.collection and args.depth)):
+        raise InputError("--depth takes the candidates of a collection's run, and --only goes with it; give --collection DIR, no --corpus")
+    only = options.read_id_list(args.only) if args.only else None
+    found = [_Corpus(Path(path)) for path in args.corpus]
     for name in args.collection:
         path = plain_or_gzipped(name, "corpus.jsonl")
         if not path.is_file():
             raise InputError(f"{name}: no corpus.jsonl (or corpus.jsonl.gz) there; give --collection DIR or --corpus FILE")
-        found.append(path)
+        found.append(_Corpus(path, _candidates(name, args.depth, only) if args.depth else None))
     return found
 
 
-def _passages(corpora: list[Path]) -> Iterator[tuple[str, str]]:
-    for path in corpora:
-        for document in iterate_corpus(path):
-            yield document.title, document.text
+def _candidates(collection: str, depth: int, only: set[str] | None) -> frozenset[str]:
+    run = Collection.open(collection).run()
+    return frozenset(row.doc_id for query, rows in run.items() if only is None or query in only for row in rows[:depth])
 
 
-def _index(args: argparse.Namespace, folder: Path, corpora: list[Path]) -> int:
+def _passages(corpora: list[_Corpus]) -> Iterator[tuple[str, str]]:
+    for corpus in corpora:
+        yield from corpus.passages()
+
+
+def _index(args: argparse.Namespace, folder: Path, corpora: list[_Corpus]) -> int:
     from headrank.passage_store.indexing import IndexSettings, index_corpus
 
     logging.getLogger("headrank.passage_store").setLevel(logging.INFO)  # the estimate is for everybody
@@ -122,11 +148,12 @@ def _convert(args: argparse.Namespace, folder: Path) -> int:
     if args.heads or (args.pairs or "all") != "all":
         from headrank.method.late_layout import key_pairs
         from headrank.model_config import load_config, text_config
-        from headrank.reranking.model_sources import resolve_model
+        from headrank.reranking.model_sources import base_of
         from headrank.reranking.reranker import choose_heads
+        from headrank.reranking.shipped_readouts import model_to_read
 
-        model = resolve_model(args.model)
-        config, heads = text_config(load_config(model)), choose_heads(model, args.heads)
+        model = model_to_read(args.model, args.heads)
+        config, heads = text_config(load_config(base_of(model))), choose_heads(model, args.heads)
         num_groups = int(getattr(config, "num_key_value_heads", None) or heads.num_heads)
         readout_pairs = key_pairs(heads.heads, heads.num_heads // num_groups)[0]
         pairs = index_pairs(args.pairs or "heads", readout_pairs, num_groups, heads.num_layers)
@@ -199,7 +226,7 @@ def _verify(folder: Path) -> int:
     return 0
 
 
-def _prune(folder: Path, corpora: list[Path]) -> int:
+def _prune(folder: Path, corpora: list[_Corpus]) -> int:
     from headrank.passage_store.header import StoreHeader
     from headrank.passage_store.upkeep import prune
     from headrank.passage_store.writer import writing

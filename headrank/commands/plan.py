@@ -247,7 +247,7 @@ def _rows(plans: list[Plan]) -> list[tuple[str, list[str]]]:
         ("pairs per step", [f"{fact['pairs_per_step']:,}" for fact in facts]),
         ("TFLOP per step", [f"{fact['flops_per_step'] / 1e12:,.1f}" for fact in facts]),
     ]
-    rows.append(("sent a step", [f"{sum(fact['sent_bytes_per_step'].values()) / 1e9:,.3g} GB" for fact in facts]))
+    rows.append(("sent per step", [f"{sum(fact['sent_bytes_per_step'].values()) / 1e9:,.3g} GB" for fact in facts]))
     rows += [(f"  {name}", [f"{fact['sent_bytes_per_step'].get(name, 0) / 1e9:,.3g} GB" for fact in facts]) for name in collectives]
     rows += [
         ("step: compute at peak", seconds("compute_seconds")),

@@ -22,7 +22,7 @@ def look_at_store(store: str) -> list[Finding]:
 def _look(findings: Findings, store: PassageStore) -> None:
     header, counts = store.header, store.summary()
     findings.ok(
-        f"{store.folder}: {counts['passages']:,} passages in {header.dtype}, {header.bytes_per_token:,.0f} bytes a token, of "
+        f"{store.folder}: {counts['passages']:,} passages in {header.dtype}, {header.bytes_per_token:,.0f} bytes per token, of "
         f"{header.identity.model}; 'headrank index --verify' reads the keys too",
         **counts,
     )

@@ -1,4 +1,4 @@
-"""One small file an ecosystem: each is imported by its own name, and only then needs the package it adapts to.
+"""One small file per ecosystem: each is imported by its own name, and only then needs the package it adapts to.
 
 ``from headrank.integrations.langchain import HeadRankCompressor`` and so on; docs/integrations.md has the table.
 """

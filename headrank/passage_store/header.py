@@ -15,6 +15,7 @@ from headrank.artifacts import content_digest, fingerprint, sampled_digest
 from headrank.errors import InputError
 from headrank.files import read_json, write_json
 from headrank.method.prompt import PromptTemplate
+from headrank.reranking.model_sources import base_of
 
 FORMAT = "headrank-store/1"
 HEADER_FILE = "store.json"
@@ -38,17 +39,18 @@ class KeyIdentity:
 
     @classmethod
     def of(cls, model: str | Path, prompt: PromptTemplate, head_size: int) -> KeyIdentity:
-        """The identity of a local model's keys; a name on the hub stands for its files."""
-        root = Path(model)
-        weights = sorted(path for path in root.glob("*.safetensors") if not path.name.startswith("adapter"))
+        """The identity of a local model's keys, wherever its folders lie; a name on the hub stands for its files."""
+        root, base = Path(model), Path(base_of(model))
+        weights = sorted(path for path in base.glob("*.safetensors") if not path.name.startswith("adapter"))
         adapter = sorted(root.glob("adapter*"))
-        tokenizer = root / "tokenizer.json"
+        tokenizer = base / "tokenizer.json"
         values = prompt.to_dict()
+        name = base.name if base.is_dir() else str(base)
         return cls(
-            model=root.name if root.is_dir() else str(model),
-            weights=sampled_digest(weights, root) if weights else str(model),
+            model=name if root == base else f"{name} with {root.name}",
+            weights=sampled_digest(weights, base) if weights else str(base),
             adapter=sampled_digest(adapter, root) if adapter else "none",
-            tokenizer=content_digest(tokenizer) if tokenizer.is_file() else str(model),
+            tokenizer=content_digest(tokenizer) if tokenizer.is_file() else str(base),
             prompt={name: values[name] for name in _OF_PASSAGES},
             head_size=head_size,
         )

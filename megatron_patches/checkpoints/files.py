@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import torch
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedStateDict, ShardedTensor, ShardedTensorFactory
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedStateDict, ShardedTensor
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from megatron.core.utils import unwrap_model
 from torch.distributed.checkpoint import FileSystemReader
@@ -30,6 +30,7 @@ from headrank.files import atomic_write
 from headrank.lora_settings import LoraSettings
 from megatron_patches.checkpoints.damage import require_undamaged
 from megatron_patches.checkpoints.optimizer_state import ensure_adam_state, load_optimizer_state
+from megatron_patches.checkpoints.query_key import take_query_key_from_full
 from megatron_patches.checkpoints.writers import prepare_writers
 from megatron_patches.lora import adapter_parameter
 from megatron_patches.model import HeadRankModel
@@ -158,7 +159,7 @@ def load_checkpoint(
     stored = dist_checkpointing.load_tensors_metadata(str(directory))
     if PARAMETER in wanted["model"] and wanted["model"][PARAMETER].key not in stored:  # a start whose readout was not trained
         del wanted["model"][PARAMETER]
-    _take_query_key_from_full(wanted["model"], bare, stored)
+    take_query_key_from_full(wanted["model"], bare, stored)
     if can_lack_adapters:
         wanted["model"] = {name: entry for name, entry in wanted["model"].items() if entry.key in stored or not adapter_parameter(name)}
     _check_keys(directory, wanted["model"], stored)
@@ -283,34 +284,3 @@ def _check_keys(directory: Path, wanted: ShardedStateDict, stored: Mapping[str, 
 def _is_stacked(stored: Mapping[str, ShardedTensor]) -> bool:
     """Whether layers share one key with the layer as first axis, as stock Megatron writes them by default."""
     return "decoder.layers.self_attention.linear_qkv.weight" in stored
-
-
-def _take_query_key_from_full(wanted: ShardedStateDict, model: HeadRankModel, stored: Mapping[str, ShardedTensor]) -> None:
-    """Where the checkpoint has the whole linear_qkv of the last layer, read its query and key rows, group by group."""
-    for name, entry in wanted.items():
-        full_key = entry.key.replace(".linear_qk.", ".linear_qkv.")
-        if ".linear_qk." in entry.key and entry.key not in stored and full_key in stored:
-            wanted[name] = _query_key_factory(entry, full_key, stored[full_key].global_shape, model)
-
-
-def _query_key_factory(entry: ShardedTensor, full_key: str, full_shape: tuple[int, ...], model: HeadRankModel) -> ShardedTensorFactory:
-    num_groups = model.shape.groups // model.tp_group.size()
-    first_group = model.tp_group.rank() * num_groups
-    rows = full_shape[0] // model.shape.groups  # of one group: its queries, its key, its value
-
-    def build(key: str, tensor: torch.Tensor, replica_id: Any, flattened_range: slice | None) -> list[ShardedTensor]:
-        return [
-            ShardedTensor(
-                key=key,
-                data=piece,
-                dtype=piece.dtype,
-                local_shape=tuple(piece.shape),
-                global_shape=full_shape,
-                global_offset=((first_group + index) * rows, *(0 for _ in full_shape[1:])),
-                axis_fragmentations=None,
-                replica_id=replica_id,
-            )
-            for index, piece in enumerate(tensor.detach().unflatten(0, (num_groups, -1)).unbind(0))
-        ]
-
-    return ShardedTensorFactory(full_key, entry.data, build, torch.cat, entry.replica_id)

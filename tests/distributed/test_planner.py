@@ -204,7 +204,8 @@ def test_the_command_plans_a_thousand_ranks_and_names_what_breaks_first(printed)
 
 def test_the_command_prints_a_table_for_people(printed) -> None:
     assert "embedded on 3 x A100 SXM 80GB: TP 3 x DP 1, global batch 3" in printed["table"]
-    rows = ["weights", "gradients", "optimizer", "activations, peak", "memory, peak", "fits", "TFLOP a step", "sent a step", "lower bound"]
+    rows = ["weights", "gradients", "optimizer", "activations, peak", "memory, peak", "fits"]
+    rows += ["TFLOP per step", "sent per step", "lower bound"]
     assert not [row for row in [*rows, "steps an epoch", "hours an epoch, at least", "tokenised contexts"] if row not in printed["table"]]
     assert max(map(len, printed["table"].splitlines()[1:])) <= 80
 

@@ -68,14 +68,14 @@ def test_a_store_is_filled_described_verified_and_not_filled_again(
 ) -> None:
     store = tmp_path / "store"
     assert index(model, collection, store) == 0
-    assert "30 passages to add (0 are there), about" in caplog.text and "bytes a token" in caplog.text and "minutes" in caplog.text
+    assert "30 passages to add (0 are there), about" in caplog.text and "bytes per token" in caplog.text and "minutes" in caplog.text
     assert "30 passages added, 0 were there" in capsys.readouterr().out
     assert index(model, collection, store) == 0
     assert "0 passages added, 30 were there" in capsys.readouterr().out
     assert main(["index", "--store", str(store), "--info"]) == 0
     said = capsys.readouterr().out
     assert all(
-        part in said for part in ("4: 0:0, 1:3, 2:0, 2:1", "int8, pool 1, 32 bytes a token", "saturated  0 numbers", "branch_position 64")
+        part in said for part in ("4: 0:0, 1:3, 2:0, 2:1", "int8, pool 1, 32 bytes per token", "saturated  0 numbers", "branch_position 64")
     )
     assert main(["index", "--store", str(store), "--verify"]) == 0
     assert "30 passages, all whole" in capsys.readouterr().out
@@ -101,6 +101,16 @@ def test_rerank_and_benchmark_with_a_store_give_the_scores_without_one(model: Pa
         for query, found in scores(run).items():
             bound = OF_A_LISTS_DEVIATION * float(np.std(list(plain[query].values())))
             assert max(abs(found[doc] - plain[query][doc]) for doc in plain[query]) <= bound, run
+
+
+def test_only_the_candidates_of_a_run_are_indexed_if_asked_for(model: Path, collection: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    run = [f"q{number} Q0 d{5 * number + place} {place + 1} {9 - place} bm25\n" for number in range(3) for place in range(6)]
+    (collection / "run.bm25.txt").write_text("".join(run))
+    (tmp_path / "only").write_text("q0\nq2\n")
+    assert index(model, collection, store, "--depth", "3", "--only", str(tmp_path / "only")) == 0
+    found = PassageStore(store).find([passage_digest(("", text)) for text in texts(NUM_PASSAGES)])
+    assert [number for number, entry in enumerate(found) if entry] == [0, 1, 2, 10, 11, 12]
 
 
 KILLED = """
@@ -194,6 +204,8 @@ def test_damage_is_reported_with_exit_code_1_and_pruned(
         (["--info"], "no passage store there"),
         (["--prune"], "no passage store there"),
         (["--collection", "nowhere"], "no corpus.jsonl"),
+        (["--corpus", "c.jsonl", "--depth", "5"], "--depth takes the candidates"),
+        (["--collection", "c", "--only", "ids"], "--only goes with it"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_leaves_nothing(

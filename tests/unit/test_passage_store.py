@@ -250,6 +250,22 @@ def test_the_identity_of_a_model_follows_its_files_and_the_passages_part_of_the_
     assert "the weights of model" in str(first.difference(KeyIdentity.of(model, LATE, SIZE)))
 
 
+def test_the_identity_of_an_adapter_is_its_bases_and_its_own_files_wherever_they_lie(tmp_path: Path) -> None:
+    for place in ("here", "there"):
+        base, adapter = tmp_path / place / "base", tmp_path / place / "tuned"
+        for folder in (base, adapter):
+            folder.mkdir(parents=True)
+        (base / "model.safetensors").write_bytes(b"weights")
+        (base / "tokenizer.json").write_text("{}")
+        (adapter / "adapter_model.safetensors").write_bytes(b"factors")
+        (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "../base"}')
+    here, there = (KeyIdentity.of(tmp_path / place / "tuned", LATE, SIZE) for place in ("here", "there"))
+    assert here == there and here.model == "base with tuned" and str(tmp_path) not in str(here)
+    assert "adapter differs" in str(KeyIdentity.of(tmp_path / "here" / "base", LATE, SIZE).difference(here))
+    (tmp_path / "there" / "base" / "model.safetensors").write_bytes(b"other weights")
+    assert "weights" in str(here.difference(KeyIdentity.of(tmp_path / "there" / "tuned", LATE, SIZE)))
+
+
 def test_a_changed_header_or_lost_scales_are_refused(tmp_path: Path) -> None:
     folder = make_store(tmp_path / "s")
     text = (folder / HEADER_FILE).read_text()

@@ -37,7 +37,7 @@ def _highest(panels: Mapping[str, Deviations]) -> float:
 
 
 def draw_std_heatmap(panels: Mapping[str, Deviations], path: str | os.PathLike[str]) -> list[Path]:
-    """A panel per model, a row a method, a column per benchmark; lighter is flatter (worse). Cells not run stay hatched."""
+    """A panel per model, a row per method, a column per benchmark; lighter is flatter (worse). Cells not run stay hatched."""
     methods, benchmarks = _axes_of(panels)
     highest = _highest(panels)
     with styled():
@@ -100,7 +100,7 @@ def draw_std_radar(panels: Mapping[str, Deviations], path: str | os.PathLike[str
 
 
 def draw_std_scaling(panels: Mapping[str, Deviations], sizes: Mapping[str, float], path: str | os.PathLike[str]) -> list[Path]:
-    """A small chart a benchmark: middle-zone deviation against the model's parameters (log axis), one line a method."""
+    """A small chart per benchmark: middle-zone deviation against the model's parameters (log axis), one line a method."""
     methods, benchmarks = _axes_of(panels)
     models = sorted((model for model in panels if model in sizes), key=lambda model: sizes[model])
     columns = min(4, max(len(benchmarks), 1))
