@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from headrank.evaluation.significance import bootstrap_interval
 from headrank.experiments.cell_archive import CELLS, ArchivedCell, read_archive, write_archive
@@ -22,7 +23,7 @@ from headrank.experiments.cells import Cell, find_cells
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "readouts.md")
 
 COLLECTIONS = {  # title -> benchmark, measure
     "TREC DL 2019": ("dl19", "nDCG@10"),
@@ -199,7 +200,85 @@ def cross_validation() -> str:
     return markdown(["103 held-out training queries, depth 20", "NDCG@10", "minus BM25 (95% CI)", "minus untrained (95% CI)"], lines)
 
 
+def fit_report(name: str) -> dict[str, Any]:
+    """What `headrank select-heads --method readout --report` wrote."""
+    values: dict[str, Any] = json.loads((RESULTS / "readouts" / f"{name}.json").read_text(encoding="utf-8"))
+    return values
+
+
+def fit_row(name: str, layers: int, groups: int | None, *, with_length: bool = False) -> dict[str, Any]:
+    """The row of a size; the one with the log of the length beside the heads where that is asked for."""
+    wanted = (layers, groups, with_length)
+    return next(row for row in fit_report(name)["rows"] if (row["layers"], row["groups"], row["with_length"]) == wanted)
+
+
+FITS = {  # label -> report, layers, groups, bar
+    "parallel layout, all heads": ("parallel", 30, None, "45"),
+    "late layout, all heads (`full`)": ("late", 30, None, "44.5"),
+    "late layout, 20 layers, 16 groups (`fast`)": ("late", 20, 16, "43"),
+}
+
+
+def readouts() -> str:
+    """Nested cross-validation of the untouched model."""
+    bm25 = fit_report("late")["first_stage"]
+    lines = [["BM25", f"{bm25['quality']:.1f}", "", "", *(f"{value:.1f}" for value in bm25["by_collection"].values()), ""]]
+    for label, (name, layers, groups, bar) in FITS.items():
+        row, full = fit_row(name, layers, groups), fit_row("late", 30, None)
+        tests = [difference(row["per_query"], other["per_query"]) if other is not row else "" for other in (bm25, full)]
+        tests[1] = "" if row["per_query"] == full["per_query"] else tests[1]
+        lines.append([label, f"{row['quality']:.1f}", *tests, *(f"{value:.1f}" for value in row["by_collection"].values()), bar])
+    header = ["103 held-out queries, top 40, 64 words", "NDCG@10", "minus BM25 (95% CI)", "minus late `full` (95% CI)"]
+    return markdown([*header, *bm25["by_collection"], "bar"], lines)
+
+
+def readout_sizes() -> str:
+    """Depth and groups in the late layout."""
+    rows = [row for row in fit_report("late")["rows"] if not row["with_length"]]
+    budgets = sorted({row["groups"] for row in rows}, key=lambda groups: groups or 10**9)
+    lines = []
+    for layers in sorted({row["layers"] for row in rows}):
+        found = {row["groups"]: f"{row['quality']:.1f}" for row in rows if row["layers"] == layers}
+        lines.append([str(layers), *(found.get(groups, "-") for groups in budgets)])
+    return markdown(["layers computed", *("all groups" if groups is None else f"{groups} groups" for groups in budgets)], lines)
+
+
+def readout_floors() -> str:
+    """Floors on web lists and multi-hop lists together."""
+    lines = []
+    for path in sorted((RESULTS / "readouts").glob("floor-*.json"), key=lambda path: float(path.stem.removeprefix("floor-"))):
+        (row,) = fit_report(path.stem)["rows"]
+        lines.append([path.stem.removeprefix("floor-"), *(f"{value:.1f}" for value in row["by_collection"].values())])
+    return markdown(["floor f", *fit_report("floor-0")["first_stage"]["by_collection"]], lines)
+
+
+MODELS = {  # label -> report, parameters without embeddings in millions, as their configurations give them
+    "Gemma 3 270M": ("model-gemma3-270m", 100),
+    "SmolLM2-135M": ("model-smollm2-135m", 106),
+    "Qwen2.5-Coder 0.5B": ("model-qwen2.5-coder-0.5b", 358),
+    "Qwen2.5-Coder 1.5B": ("model-qwen2.5-coder-1.5b", 1311),
+}
+
+
+def readout_models() -> str:
+    """Four models, each with a readout of its own."""
+    lines = []
+    for label, (name, size) in MODELS.items():
+        if not (RESULTS / "readouts" / f"{name}.json").is_file():
+            continue
+        report = fit_report(name)
+        row, bm25 = max(report["rows"], key=lambda row: row["layers"]), report["first_stage"]
+        test = difference(row["per_query"], bm25["per_query"])
+        numbers = [str(row["layers"]), str(len(row["per_query"])), f"{bm25['quality']:.1f}", f"{row['quality']:.1f}"]
+        lines.append([label, f"{size}M", *numbers, test])
+    return markdown(["model", "without embeddings", "layers", "lists", "BM25", "late readout", "minus BM25 (95% CI)"], lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "readouts": readouts,
+    "readout-sizes": readout_sizes,
+    "readout-floors": readout_floors,
+    "readout-models": readout_models,
     "summary": summary,
     "layouts-20": lambda: layouts(20),
     "layouts-40": lambda: layouts(40),

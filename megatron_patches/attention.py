@@ -26,6 +26,7 @@ from megatron.core.utils import divide
 from torch.utils.checkpoint import checkpoint
 
 from headrank.method.attention import BranchLayout, branched_context, causal_context, mean_row_probabilities, replace_calibration_rows
+from headrank.method.log_mass import row_log_ratios
 from megatron_patches.late import LateCapture, LateRows
 
 
@@ -45,13 +46,15 @@ class LayerRows(NamedTuple):
 class RowCapture(PackedSeqParams):
     """Heads to read per layer (zero-based, this rank's own numbering) and, after the forward, their rows.
 
-    It is a PackedSeqParams in "sbhd" format, so Megatron treats the batch as the ordinary padded one that it is.
+    With ``is_log_mass`` their log ratios [B, N, K, R] instead. It is a PackedSeqParams in "sbhd" format, so Megatron treats the
+    batch as the ordinary padded one that it is.
     """
 
     qkv_format: str = "sbhd"
     layout: BranchLayout | None = None
     local_heads_by_layer: Mapping[int, Sequence[int] | torch.Tensor] = field(default_factory=dict)
-    rows: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = field(default_factory=dict)
+    is_log_mass: bool = False
+    rows: dict[int, tuple[torch.Tensor, ...] | tuple[torch.Tensor, torch.Tensor | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Stock Megatron's model takes the length of its rotary table from here."""
@@ -60,11 +63,15 @@ class RowCapture(PackedSeqParams):
             self.max_seqlen_q = self.max_seqlen_kv = self.layout.position_ids_BS.shape[1]
 
     def read(self, layer: int, query_BPSD: torch.Tensor, key_BGSD: torch.Tensor, scale: float) -> None:
-        """Keep the averaged rows of this layer's heads, if any were asked for."""
+        """Keep the averaged rows, or the log ratios, of this layer's heads, if any were asked for."""
         heads = self.local_heads_by_layer.get(layer)
-        if heads is not None:
-            assert self.layout is not None, "rows were asked for without a layout"
-            index = torch.as_tensor(heads, dtype=torch.long, device=query_BPSD.device)
+        if heads is None:
+            return
+        assert self.layout is not None, "rows were asked for without a layout"
+        index = torch.as_tensor(heads, dtype=torch.long, device=query_BPSD.device)
+        if self.is_log_mass:
+            self.rows[layer] = (row_log_ratios(query_BPSD, key_BGSD, self.layout, index, scale),)
+        else:
             self.rows[layer] = mean_row_probabilities(query_BPSD, key_BGSD, self.layout, index, scale)
 
 

@@ -10,7 +10,7 @@ A its key pairs, D head size, Q query tokens of all queries together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,8 +114,24 @@ class RankReadout:
             first_head=heads_on_rank.start,
         )
 
-    def scores(self, captured: CapturedKeys, late: LateRows, lists: Sequence[tuple[int, int]] | None) -> torch.Tensor:
+    def weights(self, delta: torch.Tensor | None) -> torch.Tensor:
+        """w_h [K] of this rank's heads, with what training has added to them (``delta`` [layers, heads on this rank])."""
+        if delta is None or not self.heads:
+            return self.weights_K
+        layers, heads = zip(*self.heads, strict=True)
+        return self.weights_K + delta[list(layers), [head - self.first_head for head in heads]]
+
+    def scores(
+        self,
+        captured: CapturedKeys,
+        late: LateRows,
+        lists: Sequence[tuple[int, int]] | None,
+        meet: Callable[[QueryVectors], QueryVectors] = lambda queries: queries,
+        num_queries: int | None = None,
+    ) -> torch.Tensor:
         """This rank's part of scores_UN; with ``lists`` (first and last + 1 passage of each query) only of each query's own passages.
+
+        ``meet`` may add the queries of other data-parallel ranks, ``num_queries`` is how many there are then.
 
         Trap: a rank without heads of a layer must still reach that layer in backward, where the other ranks wait in a collective.
         So everything captured takes part, also what is empty.
@@ -124,17 +140,14 @@ class RankReadout:
         keys_SAD = torch.cat([keys for _, keys in captured.layers.values()], dim=1)
         num_passages = len(late.lengths_N)
         if not self.heads:
-            return (vectors_KQD.sum() + keys_SAD.sum()).float().expand(late.num_queries, num_passages)
+            return (vectors_KQD.sum() + keys_SAD.sum()).float().expand(num_queries or late.num_queries, num_passages)
         queries = self._queries(vectors_KQD, keys_SAD[: late.rows.num_opening].transpose(0, 1), late)
         flat = _Take.apply(keys_SAD.flatten(1), late.passage_index_NT.flatten(), late.place_of_token_S, late.is_passage_S)
         keys_NATD = flat.view(*late.passage_index_NT.shape, *keys_SAD.shape[1:]).transpose(1, 2)
-        weights_K = self.weights_K
-        if captured.weight_delta is not None:
-            layers, heads = zip(*self.heads, strict=True)
-            weights_K = weights_K + captured.weight_delta[list(layers), [head - self.first_head for head in heads]]
+        weights_K = self.weights(captured.weight_delta)
         if lists is None:
             passages = PassageKeys(keys_NATD, late.lengths_N)
-            return late_scores(queries, passages, self.pair_of_head, weights_K, self.offsets_K, self.floor)
+            return late_scores(meet(queries), passages, self.pair_of_head, weights_K, self.offsets_K, self.floor)
         blocks = []
         for query, (first, stop) in enumerate(lists):
             lengths = late.lengths_N[first:stop]

@@ -27,6 +27,7 @@ from megatron_patches import device
 from megatron_patches.attention import LayerRows, RowCapture
 from megatron_patches.late import CapturedKeys, LateCapture, LateRows
 from megatron_patches.layer_spec import final_norm, layer_spec, query_key_layer_spec
+from megatron_patches.prompt_log_mass import CapturedRatios
 from megatron_patches.readout_weights import ReadoutDelta
 from megatron_patches.shape import ModelShape, check_tensor_parallel_size, valid_tensor_parallel_sizes
 
@@ -205,24 +206,30 @@ class HeadRankModel(MegatronModule):
         """Part of the pipeline schedule's interface; without pipeline parallelism there is never one."""
 
     def forward(
-        self, input_ids_BS: torch.Tensor, layout: BranchLayout | LateRows, heads_by_layer: Mapping[int, Sequence[int]]
-    ) -> CapturedRows | CapturedKeys:
+        self,
+        input_ids_BS: torch.Tensor,
+        layout: BranchLayout | LateRows,
+        heads_by_layer: Mapping[int, Sequence[int]],
+        *,
+        is_log_mass: bool = False,
+    ) -> CapturedRows | CapturedRatios | CapturedKeys:
         """The rows of the given heads (Hugging Face numbers) that live on this rank. Stops after the deepest layer asked for.
 
-        Of a late layout these are the heads' query vectors and keys. Under recomputation what is read is an output of the recomputed
-        region, so it carries gradient all the same.
+        With ``is_log_mass`` the log ratios of their rows; of a late layout always the heads' query vectors and keys. Under recomputation
+        what is read is an output of the recomputed region, so it carries gradient all the same.
         """
         self._check_heads(heads_by_layer)
         hidden_SBE = self.embedding(input_ids=input_ids_BS, position_ids=layout.position_ids_BS)
         rotary_SB1D = self._rotary(layout.position_ids_BS)
         found: dict[int, Any] = {}
         for layer in range(max(heads_by_layer) + 1):
-            hidden_SBE, rows = self._run_layer(layer, hidden_SBE, rotary_SB1D, layout, heads_by_layer.get(layer))
+            hidden_SBE, rows = self._run_layer(layer, hidden_SBE, rotary_SB1D, layout, heads_by_layer.get(layer), is_log_mass)
             if rows is not None:
                 found[layer] = rows
-        if isinstance(layout, LateRows):
-            return CapturedKeys(found, None if self.readout is None else self.readout())
-        return CapturedRows(found)
+        if not is_log_mass and not isinstance(layout, LateRows):
+            return CapturedRows(found)
+        delta = None if self.readout is None else self.readout()
+        return CapturedKeys(found, delta) if isinstance(layout, LateRows) else CapturedRatios(found, delta)
 
     def train_readout(self) -> None:
         """Give the model trained differences of readout weights, zero at first."""
@@ -245,7 +252,8 @@ class HeadRankModel(MegatronModule):
         rotary_SB1D: torch.Tensor,
         layout: BranchLayout | LateRows,
         heads: Sequence[int] | None,
-    ) -> tuple[torch.Tensor, LayerRows | tuple[torch.Tensor, torch.Tensor] | None]:
+        is_log_mass: bool = False,
+    ) -> tuple[torch.Tensor, LayerRows | torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None]:
         """One decoder layer and the rows of its heads, recomputed in backward when the configuration says so."""
         mine = None if heads is None else [head - self.heads_on_rank.start for head in heads if head in self.heads_on_rank]
 
@@ -256,7 +264,8 @@ class HeadRankModel(MegatronModule):
                 wanted = {} if mine is None else {layer: mine}
                 capture = LateCapture(layout=layout, local_heads_by_layer=wanted, heads_per_group=self.shape.heads // self.shape.groups)
             else:
-                capture = RowCapture(layout=layout, local_heads_by_layer={} if mine is None else {layer: self._index_of(mine)})
+                wanted_index = {} if mine is None else {layer: self._index_of(mine)}
+                capture = RowCapture(layout=layout, local_heads_by_layer=wanted_index, is_log_mass=is_log_mass)
             output, _ = self.decoder.layers[layer](
                 hidden_states=hidden_SBE, attention_mask=None, rotary_pos_emb=rotary_SB1D, packed_seq_params=capture
             )
@@ -271,6 +280,8 @@ class HeadRankModel(MegatronModule):
             return output, None
         if isinstance(layout, LateRows):
             return output, (rows[0], rows[1])
+        if is_log_mass:
+            return output, rows[0]
         return output, LayerRows(tuple(head + self.heads_on_rank.start for head in mine), *rows)
 
     def _index_of(self, heads: Sequence[int]) -> torch.Tensor:

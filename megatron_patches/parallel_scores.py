@@ -51,6 +51,35 @@ def sum_over_data_parallel(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
+def gather_over_data_parallel(values: torch.Tensor) -> torch.Tensor:
+    """[ranks, ...] of every data-parallel rank's ``values`` (of one shape), in rank order. Different before, the same after.
+
+    Differentiable: what all ranks' losses say of a rank's values comes back to it, summed. DDP's mean over ranks then makes the gradient
+    that of the mean loss, as with every other term.
+    """
+    group = parallel_state.get_data_parallel_group()
+    if group.size() == 1:
+        return values[None]
+    gathered: torch.Tensor = _Gather.apply(values.contiguous(), group)
+    return gathered
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        gathered = [torch.empty_like(values) for _ in range(group.size())]
+        dist.all_gather(gathered, values, group=group)
+        return torch.stack(gathered)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        # not a reduce-scatter, which gloo lacks; a clone, because autograd may give the same tensor to others
+        total = gradient.contiguous().clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total[ctx.group.rank()], None
+
+
 def largest_on_any_rank(values: torch.Tensor) -> torch.Tensor:
     """Element by element the largest of all ranks, in place: what one rank noticed, all know. Different before, the same after."""
     if dist.get_world_size() > 1:

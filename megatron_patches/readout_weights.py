@@ -38,11 +38,12 @@ class ReadoutDelta(MegatronModule):
         return self.delta.float()
 
     def sharded_state_dict(
-        self, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None
+        self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
     ) -> ShardedStateDict:  # Megatron's signature
-        """Cut along heads."""
-        state = {"delta": self.delta}
-        return make_sharded_tensors_for_checkpoint(state, prefix, {"delta": 1}, sharded_offsets, tp_group=self.tp_group)
+        """Cut along heads; data-parallel ranks hold copies, of which one is written."""
+        # without the data-parallel group every copy would call itself the first, and Megatron refuse to save
+        groups = {"tp_group": self.tp_group, "dp_cp_group": metadata["dp_cp_group"]}
+        return make_sharded_tensors_for_checkpoint({"delta": self.delta}, prefix, {"delta": 1}, sharded_offsets, **groups)
 
 
 def with_trained_weights(heads: HeadSet, delta_LH: torch.Tensor) -> HeadSet:

@@ -10,13 +10,14 @@ import argparse
 import contextlib
 import dataclasses
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrank.artifacts import content_digest
 from headrank.commands import options
 from headrank.errors import InputError
-from headrank.files import read_json
+from headrank.files import read_json, require_writable, write_json
 from headrank.formats import Collection
 from headrank.reranking.model_sources import resolve_model
 
@@ -55,15 +56,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tolerance", type=float, default=0.0, metavar="T", help="points of nDCG@10 that a cheaper readout may lose")
     group.add_argument("--l2", type=float, nargs="+", metavar="L", help="penalties that cross-validation chooses among")
     group.add_argument("--floor", type=float, nargs="+", metavar="F", help="floors under the log that it chooses among (default 0.1)")
+    group.add_argument("--equal-weights", action="store_true", help="choose groups, but let every head count alike: for comparison")
     group.add_argument("--folds", metavar="FILE", help="lines 'query-id fold' (default: --num-folds by query id)")
     group.add_argument("--num-folds", type=options.positive_int, default=5, metavar="N", help="folds of the queries (default 5)")
+    group.add_argument("--report", metavar="FILE", help="keep the table as JSON, with every query's held-out value")
     group.add_argument("--test-length", action="store_true", help="one row more: with the log of the length, which no readout can hold")
 
 
 def fit_readout(args: argparse.Namespace) -> HeadSet:
     """Read the lists, get their statistics, cross-validate, fit; prints the table."""
+    if args.equal_weights and args.test_length:
+        raise InputError("--test-length asks whether a fit uses the length, and --equal-weights fits nothing; leave one out")
     from headrank.selection.readout_validation import CrossValidation, FitSettings, Size, cheapest_within, make_folds, read_folds
 
+    if args.report:
+        require_writable(args.report)
     lists = _lists(args)
     label_source = args.fit_to or ("teacher" if args.labels else "judged")
     reader, prompt = _reader(args)
@@ -71,7 +78,8 @@ def fit_readout(args: argparse.Namespace) -> HeadSet:
     if depths[-1] > reader.num_layers:
         raise InputError(f"--max-layer {depths[-1]}: the model has {reader.num_layers} layers")
     statistics = _statistics(args, reader, prompt, lists, depths[-1])
-    settings = FitSettings(label_source, tuple(args.l2 or FitSettings.l2), tuple(args.floor or FitSettings.floors))
+    l2 = FitSettings.l2[:1] if args.equal_weights else tuple(args.l2 or FitSettings.l2)
+    settings = FitSettings(label_source, l2, tuple(args.floor or FitSettings.floors), is_equal=args.equal_weights)
     num_groups = int(getattr(reader.config, "num_key_value_heads", None) or reader.num_heads)
     shape = {"num_heads": reader.num_heads, "group_size": reader.num_heads // num_groups}
     folds = read_folds(args.folds, lists) if args.folds else make_folds(lists, args.num_folds)
@@ -87,6 +95,8 @@ def fit_readout(args: argparse.Namespace) -> HeadSet:
         wider = dataclasses.replace(settings, with_length=True)
         extra = [CrossValidation(lists, ratios, lengths, folds, settings=wider, **shape).row(chosen.size)]
     _print_table(validation, rows, chosen, extra)
+    if args.report:
+        _write_report(args.report, validation, rows, chosen, extra)
     fitted = validation.fit(chosen.size)
     return _head_set(args, reader, prompt, validation, fitted, rows, chosen)
 
@@ -183,6 +193,25 @@ def _print_table(validation: CrossValidation, rows: list[Row], chosen: Row, extr
     print("* is taken" + ("; + is that size with the log of the length beside the heads" if extra else ""))
 
 
+def _write_report(path: str, validation: CrossValidation, rows: list[Row], chosen: Row, extra: list[Row]) -> None:
+    """The table, and under it the value of every query: for paired tests against other runs of the same folds."""
+    first, first_by, first_queries = validation.first_stage()
+    named = [(row, {"is_chosen": row is chosen, "with_length": row in extra}) for row in [*rows, *extra]]
+    values = {
+        "measure": "nDCG@10 x 100" if first_queries else "ordered pairs x 100",
+        "labels": validation.settings.labels,
+        "floors": list(validation.settings.floors),
+        "folds": {one.key: int(fold) for one, fold in zip(validation.lists, validation.folds, strict=True)},
+        "first_stage": {"quality": round(first, 2), "by_collection": _two_digits(first_by), "per_query": _two_digits(first_queries)},
+        "rows": [{**row.to_dict(), **more, "settings": row.chosen, "per_query": _two_digits(row.per_query)} for row, more in named],
+    }
+    write_json(path, values)
+
+
+def _two_digits(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 2) for name, value in values.items()}
+
+
 def _head_set(
     args: argparse.Namespace,
     reader: AttentionReader,
@@ -205,6 +234,7 @@ def _head_set(
         counts[one.collection] = counts.get(one.collection, 0) + 1
     fit: dict[str, Any] = {
         "labels": validation.settings.labels,
+        **({"weights": "equal"} if validation.settings.is_equal else {}),
         "lists": counts,
         "list_words": args.list_words,
         "depth": args.depth,

@@ -125,6 +125,7 @@ class ReadoutFit(Settings):
     l2: list[PositiveFloat] | None = None
     floor: list[NonNegativeFloat] | None = None
     folds: Path | None = None
+    equal_weights: bool = False  # what fitted weights are compared with
     branch_position: PositiveInt | None = None
 
 

@@ -22,13 +22,10 @@ def best_passages(teacher_N: torch.Tensor | None, grades_N: torch.Tensor) -> tor
     return (grades_N == grades_N.max()) & (grades_N > 0)
 
 
-def negatives(
-    digests_C: torch.Tensor, list_of_passage_C: torch.Tensor, query_of_list: torch.Tensor, own_list: int, known: torch.Tensor
-) -> torch.Tensor:
-    """The mask [C] of the negatives of list ``own_list``: other queries' passages that are not among ``known`` (digests)."""
-    is_other_C = query_of_list[list_of_passage_C] != query_of_list[own_list]
+def negatives(digests_C: torch.Tensor, query_of_passage_C: torch.Tensor, query: int, known: torch.Tensor) -> torch.Tensor:
+    """The mask [C] of the negatives of a list of ``query`` (its digest): other queries' passages not among ``known`` (digests)."""
     # by digest and not by document id: the same passage under another id would be pushed away from the query it answers
-    return is_other_C & ~torch.isin(digests_C, known)
+    return (query_of_passage_C != query) & ~torch.isin(digests_C, known)
 
 
 def in_batch_loss(scores_N: torch.Tensor, is_best_N: torch.Tensor, scores_C: torch.Tensor, is_negative_C: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from headrank.method.attention import visible_keys
-from headrank.method.readout import segment_log_sums
+from headrank.method.readout import mean_over_rows, row_values, segment_log_sums
 
 if TYPE_CHECKING:
     from headrank.method.attention import BranchLayout
@@ -53,6 +53,20 @@ def opening_and_documents(layout: BranchLayout) -> tuple[torch.Tensor, int]:
     first_B = (owner_BS < num_documents).int().argmax(dim=1)  # the first token of any document
     is_opening_BS = torch.arange(owner_BS.shape[1], device=owner_BS.device) < first_B[:, None]
     return torch.where(is_opening_BS, owner_BS, torch.where(owner_BS < num_documents, owner_BS, num_documents + 1)), num_documents
+
+
+def head_values(ratios_BNKR: torch.Tensor, layout: BranchLayout, offsets_K: torch.Tensor | None, floor: float) -> torch.Tensor:
+    """s_h of each document before the weights, float32 [B, N, K], from log ratios; 0 for an empty document. Differentiable."""
+    filled_BNKR = ratios_BNKR.masked_fill(is_empty_document_BN(layout)[..., None, None], 0.0)
+    values = row_values(filled_BNKR, torch.zeros_like(filled_BNKR[:, 0]), offsets_K, floor)
+    return mean_over_rows(values, layout.query_weights_BR)
+
+
+def is_empty_document_BN(layout: BranchLayout) -> torch.Tensor:
+    """Documents without a token, and places beyond the end of a shorter list."""
+    owner_BS, num_documents = layout.document_of_token_BS, layout.num_documents
+    counts = torch.zeros(owner_BS.shape[0], num_documents + 1, device=owner_BS.device)
+    return counts.scatter_add(1, owner_BS, torch.ones_like(owner_BS, dtype=counts.dtype))[:, :num_documents] == 0
 
 
 def sees_opening(layout: BranchLayout, window: int | None) -> bool:

@@ -94,6 +94,11 @@ class RecentPassages:
     def __len__(self) -> int:
         return len(self._kept)
 
+    def clear(self) -> None:
+        """Forget all."""
+        self._kept.clear()
+        self.used_bytes = 0
+
     def check(self, late: LateReader) -> None:
         """Nothing to check: the reranker that fills it is the one that asks."""
 

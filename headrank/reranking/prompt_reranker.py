@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from headrank.method.attention import BranchLayout
 from headrank.method.heads import HeadSet
+from headrank.method.log_mass import head_values
 from headrank.method.ordering import prompt_positions, reranking_order
-from headrank.method.readout import mean_over_rows, row_values, weighted_sum
+from headrank.method.readout import weighted_sum
 from headrank.method.scores import core_head_scores, scores_per_head, sum_over_documents
 from headrank.method.spans import EncodedContext, PromptEncoder
 from headrank.reranking.capture import Capture
@@ -60,10 +60,8 @@ class PromptReranker(HeadRankReranker):
         layers = [
             _chosen(capture.log_ratios[layer], capture.heads_by_layer[layer], heads, axis=2) for layer, heads in self.by_layer.items()
         ]
-        ratios_BNKR = torch.cat(layers, dim=2).masked_fill(_is_empty_BN(capture.layout)[..., None, None], 0.0)
         assert self.heads.readout is not None
-        values = row_values(ratios_BNKR, torch.zeros_like(ratios_BNKR[:, 0]), self._offsets_K, self.heads.readout.floor)
-        return mean_over_rows(values, capture.layout.query_weights_BR)
+        return head_values(torch.cat(layers, dim=2), capture.layout, self._offsets_K, self.heads.readout.floor)
 
     def _core_rows(self, capture: Capture) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
         """The heads' rows of both branches by layer, weighted; the capture may hold other heads too, read for other rankers."""
@@ -174,10 +172,3 @@ def _chosen(rows: torch.Tensor, captured: Sequence[int], heads: Sequence[int], a
 def _in_order(values: Sequence[float], places: Sequence[int], device: torch.device) -> torch.Tensor:
     """One number per head, from the order of the file to that of the layers."""
     return torch.tensor([values[place] for place in places], dtype=torch.float32, device=device)
-
-
-def _is_empty_BN(layout: BranchLayout) -> torch.Tensor:
-    """Documents without a token, and places beyond the end of a shorter list."""
-    owner_BS, num_documents = layout.document_of_token_BS, layout.num_documents
-    counts = torch.zeros(owner_BS.shape[0], num_documents + 1, device=owner_BS.device)
-    return counts.scatter_add(1, owner_BS, torch.ones_like(owner_BS, dtype=counts.dtype))[:, :num_documents] == 0

@@ -32,6 +32,7 @@ class FitSettings:
     labels: str = "teacher"  # judged, teacher or both
     l2: tuple[float, ...] = (1e-3, 1e-2, 3e-2, 1e-1, 3e-1)
     floors: tuple[float, ...] = (0.1,)
+    is_equal: bool = False  # every chosen head counts alike: what fitted weights are compared with
     with_length: bool = False  # the log of the length as one feature more: a test, no readout can hold it
 
 
@@ -165,8 +166,15 @@ class CrossValidation:
         _, floor, l2, features, kept = best
         offsets_K, values = self._values_of(fold, chosen, floor)
         problem = self._problem(chosen, values, columns)
-        scaled_K = fit_ridge(problem, l2, features)
+        scaled_K = self._equal(problem, features) if self.settings.is_equal else fit_ridge(problem, l2, features)
         return Fitted(size, scaled_K / problem.scale_K, scaled_K, offsets_K[columns], floor, l2, kept)
+
+    def _equal(self, problem: Problem, features: np.ndarray | None) -> np.ndarray:
+        """Weights that are 1/K for each of the K chosen heads, in scaled units."""
+        chosen = np.arange(problem.num_features) if features is None else features
+        scaled_K = np.zeros(problem.num_features)
+        scaled_K[chosen] = problem.scale_K[chosen] / len(chosen)
+        return scaled_K
 
     def measure(self, scores: Mapping[int, np.ndarray]) -> tuple[float, dict[str, float], dict[str, float]]:
         """nDCG@10 x 100 of lists with judgements: the mean over queries, that of each collection, and of each query."""

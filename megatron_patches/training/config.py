@@ -230,11 +230,12 @@ def check_heads(heads: HeadSet, shape: ModelShape, config: TrainingConfig) -> No
         if config.permutations:
             raise InputError("--headrank-permutations: the late layout has no order of passages; remove it")
         return
-    if heads.readout is not None:
-        raise InputError(f"{config.heads}: a readout is trained in the late layout only; its prompt is {heads.prompt.document_layout}")
+    if heads.readout is not None and heads.readout.kind != "log-mass":
+        raise InputError(f"{config.heads}: only readouts of log masses are trained, this one weighs masses; fit one with --method readout")
+    if config.train_readout and heads.readout is None:
+        raise InputError(f"--headrank-train-readout: {config.heads} has no readout; make one with 'headrank select-heads --method readout'")
     for flag, is_given in (
         ("--headrank-in-batch-weight", config.loss.in_batch_weight > 0),
-        ("--headrank-train-readout", config.train_readout),
         ("--train-data-path with several folders", len(config.train_data) > 1),
         ("--valid-data-path with several folders", len(config.valid_data or ()) > 1),
     ):

@@ -60,7 +60,8 @@ def open_training_set(config: TrainingConfig, shape: ModelShape, heads: HeadSet,
 
     The tokens are kept in the directory or, where a rank finds that it cannot be written, below --save for all ranks.
     """
-    encoder = PromptEncoder(_tokenizer(config), heads.prompt, config.seq_length or shape.max_positions)
+    # log masses are not calibrated, so the branch is not even computed
+    encoder = PromptEncoder(_tokenizer(config), heads.prompt, config.seq_length or shape.max_positions, calibrate=heads.readout is None)
     opened = partial(
         TrainingSet,
         directory,

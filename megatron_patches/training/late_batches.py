@@ -5,15 +5,16 @@ Shapes: U queries, N passages of all lists together, S tokens of the sequence, T
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from data_tools.late_training_set import LateSample
-from headrank.method.in_batch import best_passages, negatives
+from headrank.method.in_batch import best_passages
 from megatron_patches.late import LateRows
 from megatron_patches.packed_rows import PackedRows
+from megatron_patches.training.met_passages import MetPassages, passages_met
 from megatron_patches.training.reference import ReferenceScores
 
 
@@ -30,12 +31,16 @@ class LateBatch:
     references: tuple[torch.Tensor | None, ...]
     teachers: tuple[torch.Tensor | None, ...]  # NaN where the teacher gave no score
     is_best: tuple[torch.Tensor, ...]  # what the in-batch term wants to be found
-    is_negative: tuple[torch.Tensor, ...]  # [N] each
+    met: MetPassages
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the forward pass."""
         return self.input_ids_1S.numel()
+
+    def met_by_all_ranks(self) -> LateBatch:
+        """The same batch, whose queries meet the passages of all data-parallel ranks. Collective."""
+        return replace(self, met=passages_met(self.samples, self.input_ids_1S.device, is_shared=True))
 
 
 def make_late_batch(
@@ -62,7 +67,7 @@ def make_late_batch(
         references=tuple(_reference_of(sample, reference, device) for sample in samples),
         teachers=tuple(None if sample.teacher is None else torch.from_numpy(sample.teacher).to(device) for sample in samples),
         is_best=tuple(best_passages(_tensor_or_none(sample.teacher), torch.from_numpy(sample.grades)).to(device) for sample in samples),
-        is_negative=tuple(mask.to(device) for mask in _negatives(samples, lists)),
+        met=passages_met(samples, device),
     )
 
 
@@ -95,18 +100,6 @@ def _late_rows(packed: PackedRows, samples: tuple[LateSample, ...], device: torc
         place_of_token_S=torch.from_numpy(place_of_token).to(device),
         is_passage_S=torch.from_numpy(is_passage).to(device),
     )
-
-
-def _negatives(samples: tuple[LateSample, ...], lists: tuple[tuple[int, int], ...]) -> list[torch.Tensor]:
-    """For each list the mask [N] of its in-batch negatives; digests are only compared, so their sign does not matter."""
-    # seen as int64: torch has no comparison of uint64, and equal bits stay equal
-    digests = torch.from_numpy(np.concatenate([sample.digests for sample in samples]).view(np.int64))
-    owner = torch.tensor([number for number, (first, stop) in enumerate(lists) for _ in range(first, stop)])
-    queries = torch.from_numpy(np.array([sample.query_digest for sample in samples], np.uint64).view(np.int64))
-    return [
-        negatives(digests, owner, queries, number, torch.from_numpy(sample.list_digests.view(np.int64)))
-        for number, sample in enumerate(samples)
-    ]
 
 
 def _reference_of(sample: LateSample, reference: ReferenceScores | None, device: torch.device) -> torch.Tensor | None:

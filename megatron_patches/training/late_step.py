@@ -1,6 +1,6 @@
-"""Scores and loss of a micro-batch in the late layout: each list against its own passages and, if wanted, all of the micro-batch.
+"""Scores and loss of a micro-batch in the late layout: each list against its own passages and, if wanted, those of all ranks.
 
-Shapes: U queries, N passages of all lists together.
+Shapes: U queries, N passages of this rank's lists together, C those of all data-parallel ranks.
 """
 
 from __future__ import annotations
@@ -21,24 +21,36 @@ from megatron_patches.training.late_batches import LateBatch, make_late_batch
 
 
 def score_late_batch(model: torch.nn.Module, batch: LateBatch, heads: HeadSet, *, is_in_batch: bool) -> torch.Tensor:
-    """scores_UN, the same on all tensor-parallel ranks; without ``is_in_batch`` only the blocks of own passages are computed."""
-    captured = model(batch.input_ids_1S, batch.layout, heads.by_layer())
+    """scores_UC of this rank's queries and the passages they meet (``batch.met``), the same on all tensor-parallel ranks.
+
+    Without ``is_in_batch`` scores_UN of this rank's passages, of which only the blocks of own lists are computed, and nothing is gathered.
+    """
+    captured, met = model(batch.input_ids_1S, batch.layout, heads.by_layer()), batch.met
+    readout = rank_readout(model, heads, batch.input_ids_1S.device)
+    if not is_in_batch:
+        return sum_over_tensor_parallel(readout.scores(captured, batch.layout, batch.lists))
+    num_queries = met.num_ranks * batch.layout.num_queries
+    return met.all_passages(sum_over_tensor_parallel(readout.scores(captured, batch.layout, None, met.all_queries, num_queries)))
+
+
+def rank_readout(model: torch.nn.Module, heads: HeadSet, where: torch.device) -> RankReadout:
+    """The part of the heads' readout that lies on this rank of ``model``."""
     bare = unwrap_model(model)
-    readout = RankReadout.of(heads, bare.heads_on_rank, bare.shape.heads // bare.shape.groups, batch.input_ids_1S.device)
-    return sum_over_tensor_parallel(readout.scores(captured, batch.layout, None if is_in_batch else batch.lists))
+    return RankReadout.of(heads, bare.heads_on_rank, bare.shape.heads // bare.shape.groups, where)
 
 
-def late_losses(scores_UN: torch.Tensor, batch: LateBatch, settings: LossSettings) -> list[tuple[LossTerms, torch.Tensor]]:
-    """The terms of each list and its weighted in-batch term."""
-    found = []
-    for query, (first, stop) in enumerate(batch.lists):
+def late_losses(scores_UC: torch.Tensor, batch: LateBatch, settings: LossSettings) -> list[tuple[LossTerms, torch.Tensor]]:
+    """The terms of each list and its weighted in-batch term, from what ``score_late_batch`` gave for these settings."""
+    found, before = [], batch.met.first if settings.in_batch_weight > 0 else 0
+    for query, own_places in enumerate(batch.lists):
+        first, stop = (before + place for place in own_places)
         # the list's own passages: preferences and labels say nothing about those of other queries
-        own = scores_UN[query, first:stop]
+        own = scores_UC[query, first:stop]
         terms = headrank_loss(own, batch.references[query], batch.ranks[query], batch.pairs[query], settings, batch.teachers[query])
         contrast = own.new_zeros(())
         if settings.in_batch_weight > 0:
-            scaled = scale_scores(scores_UN[query], settings.scaling, settings.scale)
-            term = in_batch_loss(scaled[first:stop], batch.is_best[query], scaled, batch.is_negative[query])
+            scaled = scale_scores(scores_UC[query], settings.scaling, settings.scale)
+            term = in_batch_loss(scaled[first:stop], batch.is_best[query], scaled, batch.met.is_negative[query])
             contrast = settings.in_batch_weight * term
         found.append((terms, contrast))
     return found

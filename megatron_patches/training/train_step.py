@@ -23,10 +23,11 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from headrank.method.heads import HeadSet
 from headrank.method.loss_settings import LossSettings
 from headrank.method.losses import LossTerms, headrank_loss
-from megatron_patches.parallel_scores import core_head_scores, sum_over_data_parallel
+from megatron_patches.parallel_scores import core_head_scores, sum_over_data_parallel, sum_over_tensor_parallel
+from megatron_patches.prompt_log_mass import rank_scores, with_empty_last
 from megatron_patches.training.batches import Batch
 from megatron_patches.training.late_batches import LateBatch
-from megatron_patches.training.late_step import late_losses, score_late_batch
+from megatron_patches.training.late_step import late_losses, rank_readout, score_late_batch
 
 TERMS = (*(field.name for field in fields(LossTerms)), "contrast")  # the order of a metrics vector
 
@@ -43,12 +44,16 @@ class StepResult:
 
 
 def score_batch(model: torch.nn.Module, batch: Batch | LateBatch, heads: HeadSet, *, is_in_batch: bool = False) -> torch.Tensor:
-    """scores_BN of a micro-batch: calibrated masses summed over the core heads of all tensor-parallel ranks.
+    """scores_BN of a micro-batch: calibrated masses summed over the core heads of all tensor-parallel ranks, or what a readout makes.
 
-    In the late layout the scores of each list's own passages or, with ``is_in_batch``, of all passages of the micro-batch.
+    In the late layout the scores of each list's own passages or, with ``is_in_batch``, of all passages that they meet.
     """
     if isinstance(batch, LateBatch):
         return score_late_batch(model, batch, heads, is_in_batch=is_in_batch)
+    if heads.readout is not None:
+        captured = model(batch.input_ids_BS, batch.layout, heads.by_layer(), is_log_mass=True)
+        readout = rank_readout(model, heads, batch.input_ids_BS.device)
+        return with_empty_last(sum_over_tensor_parallel(rank_scores(readout, captured, batch.layout)), batch.layout)
     captured = model(batch.input_ids_BS, batch.layout, heads.by_layer())
     return core_head_scores(captured, batch.layout)
 
@@ -85,6 +90,8 @@ def forward_step(
 ) -> tuple[torch.Tensor, partial[tuple[torch.Tensor, dict[str, Any]]]]:
     """Megatron's forward-step protocol: the scores and a function from scores to (loss, report)."""
     batch = next(data)
+    if settings.in_batch_weight > 0 and isinstance(batch, LateBatch):
+        batch = batch.met_by_all_ranks()
     scores = score_batch(model, batch, heads, is_in_batch=settings.in_batch_weight > 0)
     return scores, partial(_loss_and_report, batch=batch, settings=settings)
 

@@ -161,6 +161,13 @@ def test_a_budget_leaves_out_whole_groups_and_depth_whole_layers() -> None:
     assert validation(lists, values).fit(Size(1)).weights_K.shape == (4,)
 
 
+def test_equal_weights_count_every_chosen_head_alike() -> None:
+    lists, values = made_lists(40)
+    fitted = validation(lists, values, is_equal=True).fit(Size(2, 2))
+    assert fitted.groups == (1, 3) and fitted.weights_K[[2, 3, 6, 7]] == pytest.approx(0.25) and not fitted.weights_K[[0, 1, 4, 5]].any()
+    assert validation(lists, values, is_equal=True).fit(Size(1)).weights_K == pytest.approx(0.25)
+
+
 def test_the_length_feature_uses_lengths_when_they_matter() -> None:
     lists, values = made_lists(40)
     generator = np.random.default_rng(9)

@@ -52,7 +52,7 @@ def fit(model: Path, collection: Path, output: Path, *more: str) -> int:
 
 def test_a_fit_prints_its_table_and_writes_a_readout_that_reranks(model: Path, collection: Path, tmp_path: Path, capsys) -> None:
     more = ("--max-layer", "2", "4", "--groups", "2", "16", "--tolerance", "100", "--l2", "0.01", "--cache", str(tmp_path / "cache"))
-    assert fit(model, collection, tmp_path / "heads.json", *more, "--test-length") == 0
+    assert fit(model, collection, tmp_path / "heads.json", *more, "--test-length", "--report", str(tmp_path / "report.json")) == 0
     printed = capsys.readouterr().out
     assert "first stage" in printed and printed.count("0.1,0.01") == 5 * 4 and "* " in printed and "log of the length" in printed
     heads = HeadSet.load(tmp_path / "heads.json")
@@ -62,12 +62,22 @@ def test_a_fit_prints_its_table_and_writes_a_readout_that_reranks(model: Path, c
     facts = heads.readout.fit
     assert facts["lists"] == {"toy": NUM_QUERIES} and facts["teacher"][0]["file"] == "labels.trec" and facts["labels"] == "teacher"
     assert [row["is_chosen"] for row in facts["cross_validation"]] == [True, False, False, False]
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [row["with_length"] for row in report["rows"]] == [False] * 4 + [True] and len(report["folds"]) == NUM_QUERIES
+    for row in [report["first_stage"], *report["rows"]]:
+        assert row["quality"] == pytest.approx(np.mean(list(row["per_query"].values())), abs=0.01) and len(row["per_query"]) == NUM_QUERIES
     assert (tmp_path / "heads.png").stat().st_size > 10_000 and (tmp_path / "heads.pdf").is_file()
     assert len(list((tmp_path / "cache").iterdir())) == NUM_QUERIES
     assert fit(model, collection, tmp_path / "again.json", *more, "--no-picture") == 0
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "heads.json").read_bytes()
     reranker = HeadRankReranker.from_pretrained(model, tmp_path / "heads.json", device="cpu")
     assert len(reranker.rank("flea lives", ["a flea lives", "rosin", "the bow"])) == 3
+
+
+def test_equal_weights_say_so_in_the_file(model: Path, collection: Path, tmp_path: Path) -> None:
+    assert fit(model, collection, tmp_path / "heads.json", "--equal-weights", "--groups", "2", "--no-picture") == 0
+    readout = HeadSet.load(tmp_path / "heads.json").readout
+    assert readout is not None and readout.weights == (0.25,) * 4 and readout.fit["weights"] == "equal"
 
 
 @pytest.mark.parametrize("layout", ["parallel", "sequential", "late"])
@@ -96,6 +106,7 @@ def test_scores_of_the_written_readout_are_those_of_the_fitted_statistics(
         (("--labels", "other.trec"), "2 times for 1 collections"),
         (("--max-layer", "9"), "has only 4 layers"),
         (("--method", "readout", "core"), "run it alone"),
+        (("--equal-weights", "--test-length"), "leave one out"),
         (("--hold-out", "{folder}/all.txt"), "no query has candidates and labels"),
     ],
 )

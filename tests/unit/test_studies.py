@@ -73,6 +73,17 @@ def test_the_ablations_are_the_papers_rows() -> None:
     assert configs["sft"]["objective"] == "ranknet" and configs["full"]["objective"] != "ranknet"
 
 
+def test_the_readout_ablations_change_what_their_names_say() -> None:
+    configs = trainings(plan_of("readout_ablations"))
+    assert {name for name, values in configs.items() if values["in_batch_weight"] == 0} == {"no-in-batch", "parallel", "sequential", "mass"}
+    assert {name for name, values in configs.items() if not values["train_readout"]} == {"fixed-readout", "training-only", "mass"}
+    commands = [phase.action.words for phase in plan_of("readout_ablations").phases if isinstance(phase.action, Command)]
+    fits = [list(words) for words in commands if "select-heads" in words]
+    layouts = [words[words.index("--document-layout") + 1] for words in fits if "readout" in words]
+    assert sorted(layouts) == ["late", "late", "parallel", "sequential"], "one fit for all runs with the readout of the recipe"
+    assert sum("--equal-weights" in words for words in fits) == 1 and sum("readout" not in words for words in fits) == 1
+
+
 def test_the_studys_training_sees_no_test_collection() -> None:
     plan = plan_of("study")
     tests = {str(each.cell.benchmark.collection) for each in plan.cells}
