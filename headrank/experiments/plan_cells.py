@@ -17,17 +17,8 @@ from headrank.experiments.cell_jobs import CellGroup, CellSettings
 from headrank.experiments.fused_cells import FusedCell
 from headrank.experiments.matrix_plan import MatrixBenchmark, MatrixCell, MatrixModel
 from headrank.experiments.phases import Command, Phase
-from headrank.experiments.plan import (
-    HEADRANK,
-    Plan,
-    RunPlaces,
-    collection_files,
-    given,
-    heads_path,
-    needles_phase,
-    plan_heads,
-    selection_phase,
-)
+from headrank.experiments.plan import HEADRANK, Plan, RunPlaces, collection_files, given
+from headrank.experiments.plan_heads import heads_path, needles_phase, plan_heads, selection_phase
 from headrank.experiments.study import Benchmark, Row
 from headrank.files import plain_or_gzipped
 from headrank.formats import read_run
