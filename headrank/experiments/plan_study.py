@@ -84,7 +84,8 @@ def _plan_recipes(plan: Plan) -> None:
 
 def _plan_run(plan: Plan, run: str, recipe: Recipe) -> RunPlaces:
     if recipe.training is None and recipe.heads is None:
-        plan_pairs(plan, run, recipe)
+        if recipe.data.collections:
+            plan_pairs(plan, run, recipe)
         return RunPlaces(run, recipe, None, None, None, None)
     if recipe.training is None:
         heads, phase = plan_heads(plan, run, recipe)

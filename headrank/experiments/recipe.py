@@ -55,7 +55,7 @@ class Settings(BaseModel):
 class Data(Settings):
     """What is trained on. Files of query ids hold one id per line, in the first column."""
 
-    collections: list[Path] = Field(min_length=1)
+    collections: Annotated[list[Path], Field(min_length=1)] = []  # defaults are not checked: no data, see Recipe
     train_queries: Path | None = None  # default: all judged queries but the held-out ones
     held_out_queries: Path | None = None  # a validation set; the best checkpoint on it is taken
 
@@ -238,10 +238,10 @@ class Export(Settings):
 
 
 class Recipe(Settings):
-    """From a collection to a reranker."""
+    """From a collection to a reranker. Without ``data`` nothing is trained or selected: the study measures models that are there."""
 
     model: str = "embedded"
-    data: Data
+    data: Data = Data()
     prompt: Prompt = Prompt()
     labels: Labels | None = None  # default: the collections' judgements
     pairs: Pairs = Pairs()
@@ -251,3 +251,17 @@ class Recipe(Settings):
     reselect: Reselect | None = Reselect()  # null keeps the heads that were trained
     export: Export | None = Export()  # null: the training is all
     rounds: PositiveInt = 1  # training and re-selection, in turn
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_without_data(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("data") is None:
+            given = {name: value for name, value in values.items() if name != "data"}
+            return dict.fromkeys(("heads", "training", "reselect", "export")) | given
+        return values
+
+    @model_validator(mode="after")
+    def _data_to_learn_from(self) -> Recipe:
+        if not self.data.collections and (self.training is not None or self.heads is not None):
+            raise ValueError("data is missing; training and heads need data.collections")
+        return self

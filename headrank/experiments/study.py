@@ -15,7 +15,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_
 
 from headrank.experiments.recipe import Recipe, Settings, one_of, without_repetition
 from headrank.method.prompt import LAYOUTS
-from headrank.methods import METHODS
+from headrank.methods import METHODS, POLICIES
 
 MATRIX_ORDERS = ("retriever", "reversed", "shuffled")
 
@@ -55,6 +55,8 @@ class Row(Settings):
     variant: str | None = None  # a label: 'headrank+untrained'
     name: str | None = None  # the model's name in tables; default: that of the study
     model: Literal["base", "trained", "final"] = "base"  # trained: with the heads given here; final: the exported model with its own
+    path: str | None = None  # instead: a model that the study does not make; a folder, a name on the hub or 'embedded'
+    seed: NonNegativeInt | None = None  # of ``path``: models of one name and different training seeds are one row
     heads: str | None = None  # a method of heads.methods, 'before' or 'after' (the run's), or a file
     layout: str | None = None
     orders: list[str] | None = None
@@ -75,10 +77,22 @@ class Row(Settings):
             raise ValueError(f"method {self.method} is the first stage itself, and has no model, layout or fuse")
         if self.model == "final" and self.heads is not None:
             raise ValueError("the final model has its own heads; leave heads out, or say model: trained")
+        self._check_path(kind)
         needs = METHODS[self.method].needs_heads and self.model != "final"
-        if needs != (self.heads is not None):
+        may_have_its_own = self.path is not None and self.method == "headrank"
+        if needs != (self.heads is not None) and not may_have_its_own:
             raise ValueError(f"method {self.method} {'needs' if needs else 'has no'} heads")
         return self
+
+    def _check_path(self, kind: str) -> None:
+        if self.path is None:
+            if self.seed is not None:
+                raise ValueError("seed tells models given by 'path' apart; the study's own training seeds are 'seeds'")
+            return
+        if kind == "first-stage" or self.model != "base" or self.runs is not None:
+            raise ValueError("path is a model of its own: leave out model and runs, and do not give it to a first stage")
+        if self.heads in ("before", "after", *POLICIES):
+            raise ValueError(f"heads of a row with a path are a heads.json, found '{self.heads}'")
 
 
 class Measure(Settings):
