@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="directories or hub names; the last part of the path is the name in tables (default: embedded)",
     )
+    what.add_argument("--name", help="another name of the model in tables, such as the paper's: Qwen3-0.6B")
     what.add_argument("--methods", nargs="+", default=["bm25", "icr"], metavar="METHOD", help=f"{', '.join(METHODS)} (default: bm25 icr)")
     what.add_argument(
         "--benchmarks",
@@ -90,7 +91,7 @@ def _add_running_arguments(how: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace, find_benchmark: Resolver | None = None) -> int:
     """Do this process's cells; exit code 1 when any of them failed. ``find_benchmark`` resolves registered names."""
     cells = plan_cells(
-        [MatrixModel(model_name(path), path) for path in args.models],
+        _models(args.models, args.name),
         args.methods,
         [_benchmark(text, args, find_benchmark) for text in args.benchmarks],
         _heads(args.heads, args.methods),
@@ -168,6 +169,12 @@ def _benchmark(text: str, args: argparse.Namespace, find_benchmark: Resolver | N
     found = find_benchmark(text)
     chosen = measures or tuple(map(measure_name, found.measures))
     return dataclasses.replace(found, measures=chosen)
+
+
+def _models(paths: Sequence[str], name: str | None) -> list[MatrixModel]:
+    if name is not None and len(paths) > 1:
+        raise InputError(f"--name {name}: there are {len(paths)} models; name them in a study file, or run them one after the other")
+    return [MatrixModel(name or model_name(path), path) for path in paths]
 
 
 def _heads(given: Sequence[str], methods: Sequence[str]) -> dict[str, str]:

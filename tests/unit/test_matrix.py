@@ -95,6 +95,10 @@ def test_every_cell_is_a_directory_with_run_scores_and_metrics(collection: Path,
         0.25,
         {"torch": "2"},
     )
+    assert run([*words, "--name", "Paper-1B", "--methods", "icr"])[0] == 0
+    assert (output / "toy/top40-retriever/Paper-1B/icr/metrics.json").is_file()
+    with pytest.raises(InputError, match="there are 2 models"):
+        run([*words, "--name", "one", "--models", "a", "b"])
     assert [row.grades for row in cells["icr"].scores()] == [(0, 2, None, 1), (1, 0, 3, 0)]
     assert (jobs[0].model, jobs[0].depth, [target.method for target in jobs[0].targets]) == ("models/small", 4, ["icr"])
 
