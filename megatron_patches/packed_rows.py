@@ -20,7 +20,8 @@ import torch
 from headrank.method.attention import causal_context
 
 _BUCKET = 32  # rows whose lengths differ by less share a batch: attention is a small part of the work, few kernels are worth more
-_SHORT = 256  # tokens: below, attention as plain products holds little memory
+# tokens: plain products keep the logits of every layer, 50 MB a layer for 32 such passages
+_SHORT = 128
 
 
 @dataclass(frozen=True)
