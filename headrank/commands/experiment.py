@@ -1,9 +1,9 @@
 """Studies: everything from the data to the report, described by one file of configs/ and done in phases.
 
-headrank experiment run configs/demo.yaml                     do what is not done; started again it goes on where it stopped
+headrank experiment run configs/demo.yaml                     do what is not done; started again it goes on from there
 headrank experiment run configs/study.yaml --only heads train --jobs 2
 headrank experiment run configs/demo.yaml --set training.lr=3e-5 output=runs/other --dry-run
-headrank experiment show configs/demo.yaml                    what is done, what is stale and why, what comes next, with times
+headrank experiment show configs/demo.yaml                    what is done, what is stale and why, what is next, times
 headrank experiment show                                      the studies there are
 
 Ctrl-C lets trainings save a checkpoint; a second one ends them without. Every phase has its log in OUTPUT/logs. A phase asks only for the

@@ -1,9 +1,10 @@
 """Tables, figures and pages from results on disk.
 
-  headrank report --run DIR             did it get better, where, at what cost, which heads: report.html, report.md, report.json
+  headrank report --run DIR             did it get better, where, at what cost, which heads: report.html,
+                                        report.md, report.json
   headrank report --matrix DIR          the paper's tables (Markdown, LaTeX, CSV) and figures, ours beside the paper's
-  headrank report --training DIR        held-out measures of all training runs below DIR, before and after: a tuning, several seeds;
-                                        with --output also their learning curves
+  headrank report --training DIR        held-out measures of all training runs below DIR, before and after: a tuning,
+                                        several seeds; with --output also their learning curves
   headrank report --heads before.json after.json   head table, the paper's heads beside it, depth bands, head maps
 
 DIR holds cells: directories with metrics.json, as 'headrank benchmark run' and 'headrank evaluate --write-metrics' leave them, or an
