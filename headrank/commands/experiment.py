@@ -88,6 +88,7 @@ def _run(planned: StudyPlan, args: argparse.Namespace) -> int:
         _print_commands(chosen)
         return 0
     _check_tensor_parallel(planned)
+    # all phases and not the chosen ones: the runner checks that what was left out is there
     runner = Runner(planned.phases, planned.plan.output, make_display(), jobs=args.jobs)
     code = runner.run(chosen, first=lambda: remember_choices(planned.plan))
     if code == 0:
