@@ -134,6 +134,7 @@ def _report_matrix(args: argparse.Namespace) -> list[Path]:
         with_published=not args.no_published,
     )
     _log.info("%d files below %s", len(written), output)
+    # the pages; the figures and tables are listed on them
     return written[-2:]
 
 
@@ -168,6 +169,7 @@ def _heads_beside(folder: Path) -> dict[str, HeadSet]:
     """
     from headrank.method.heads import HeadSet
 
+    # by length first: round-10 comes after round-9
     rounds = sorted(folder.glob("round-*/heads.json"), key=lambda path: (len(path.parent.name), path.parent.name))
     if rounds and (folder / "heads.json").is_file():
         names = ["before", *(f"after {path.parent.name}" for path in rounds[:-1]), "after"]
