@@ -49,7 +49,7 @@ class OneLineParser(argparse.ArgumentParser):
         if wrong is None:
             return ""
         known = re.findall(r"'(.+?)'", wrong[2]) if wrong[2] else list(_options_of(self))
-        near = difflib.get_close_matches(wrong[1] or wrong[3], known, 1)
+        near = difflib.get_close_matches(wrong[1] or wrong[3], known, 1, cutoff=0.75)
         return f"; did you mean {near[0]}?" if near else ""
 
 
