@@ -279,7 +279,8 @@ def readout_models() -> str:
         test = difference(row["per_query"], bm25["per_query"])
         numbers = [str(row["layers"]), str(len(row["per_query"])), f"{bm25['quality']:.1f}", f"{row['quality']:.1f}"]
         lines.append([label, f"{size}M", *numbers, test])
-    return markdown(["model", "without embeddings", "layers", "lists", "BM25", "late readout", "minus BM25 (95% CI)"], lines)
+    header = ["model", "without embeddings", "layers", "lists", "BM25", "late readout", "minus BM25 (95% CI)"]
+    return markdown(header, lines) if lines else "None has been measured yet."
 
 
 TABLES: dict[str, Callable[[], str]] = {
