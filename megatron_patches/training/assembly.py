@@ -161,7 +161,10 @@ def _parameter_groups(config: TrainingConfig, settings: OptimizerConfig) -> dict
         schedule = config.schedule
         peak = schedule.lr if config.readout_lr is None else config.readout_lr
         rates = {"max_lr": peak, "min_lr": schedule.min_lr * peak / schedule.lr}
-        groups[ParamKey(name=f"*{PARAMETER}")] = ParamGroupOverride(wd_mult=0.0, **rates)
+        # a checkpoint's groups are told apart by decay and this mark, not by their rates: without it the group of the norms,
+        # which has no decay either, would be taken for this one, and no run that trains both could resume
+        mark: Any = {"is_decoupled_lr": True}
+        groups[ParamKey(name=f"*{PARAMETER}")] = ParamGroupOverride(wd_mult=0.0, **rates, **mark)
     return groups
 
 
