@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from headrank.method.heads import HeadSet
 from headrank.method.late_layout import PassageKeys, QueryVectors, late_token_values
 from headrank.reranking.explain import Explanation, TokenScores
-from headrank.reranking.key_source import DEFAULT_BYTES, KeptKeys, KeySource, Passage, RecentPassages, ScoringSource, StoredScore
+from headrank.reranking.key_source import DEFAULT_BYTES, KeptKeys, KeySource, KeyUsage, Passage, RecentPassages, ScoringSource, StoredScore
 from headrank.reranking.late_reader import LateReader, bucket_of
 from headrank.reranking.reader import AttentionReader
 from headrank.reranking.rerank_requests import ListScores
@@ -39,7 +39,7 @@ class LateReranker(HeadRankReranker):
         """``batch_size`` is how many lists share the batches of passages; ``key_source`` is asked before a passage is computed."""
         super().__init__(reader, heads, LISTS_AT_A_TIME if batch_size is None else batch_size)
         self.late = LateReader(reader, heads)
-        self.recent, self.key_source = RecentPassages(key_cache_bytes), key_source
+        self.recent, self.key_source, self.usage = RecentPassages(key_cache_bytes), key_source, KeyUsage()
         if key_source is not None:
             key_source.check(self.late)
 
@@ -76,6 +76,7 @@ class LateReranker(HeadRankReranker):
                     scores[number][index], empty[number][index] = score, lengths[row] == 0
                     num_tokens[number] += lengths[row]
                     is_shortened[number] |= shortened[row]
+        self.usage.tokens_read += sum(num_tokens) - sum(len(query.input_ids) for query in queries)
         return [
             ListScores(with_empty_last(scores[number], empty[number], query, self.reader.name), num_tokens[number], is_shortened[number])
             for number, (query, _) in enumerate(lists)
@@ -86,6 +87,7 @@ class LateReranker(HeadRankReranker):
         source = self.key_source
         if not isinstance(source, ScoringSource):
             return [[None] * len(documents) for _, documents in lists]
+        missing: list[Passage] = []
         if source.adds:
             missing = source.missing(document for _, documents in lists for document in documents)
             made: list[tuple[Passage, KeptKeys]] = []
@@ -94,7 +96,14 @@ class LateReranker(HeadRankReranker):
                 made += zip(documents, kept, strict=True)
             if made:
                 source.add(made)
-        return source.score([(vectors[number], documents) for number, (_, documents) in enumerate(lists)])
+        scores = source.score([(vectors[number], documents) for number, (_, documents) in enumerate(lists)])
+        added = set(missing)  # they are in the store by now, and were not when they were asked for
+        for (_, documents), of_list in zip(lists, scores, strict=True):
+            self.usage.store_asked += len(documents)
+            self.usage.store_found += sum(
+                score is not None and document not in added for document, score in zip(documents, of_list, strict=True)
+            )
+        return scores
 
     def _scores_of(self, vectors: QueryVectors, keys: PassageKeys, rows: Sequence[int]) -> list[float]:
         """The scores of the chosen rows of a batch; a row that a list holds twice is chosen twice."""
@@ -109,6 +118,7 @@ class LateReranker(HeadRankReranker):
         for source in (self.recent, asked):
             if source is not None and missing:
                 found = list(zip(missing, source.find(missing), strict=True))
+                self._note_lookup(source, len(missing), sum(keys is not None for _, keys in found))
                 missing = [document for document, keys in found if keys is None]
                 yield from self._packed([(document, keys) for document, keys in found if keys is not None])
         for batch, keys, shortened in self._computed(missing):
@@ -117,10 +127,17 @@ class LateReranker(HeadRankReranker):
                 self.recent.keep(document, KeptKeys(keys.keys_NATD[row, :, : lengths[row]], shortened[row]))
             yield batch, keys, shortened
 
+    def _note_lookup(self, source: KeySource, asked: int, found: int) -> None:
+        if source is self.recent:
+            self.usage.recent_asked, self.usage.recent_found = self.usage.recent_asked + asked, self.usage.recent_found + found
+        else:
+            self.usage.store_asked, self.usage.store_found = self.usage.store_asked + asked, self.usage.store_found + found
+
     def _computed(self, documents: Sequence[Passage]) -> Iterator[tuple[list[Passage], PassageKeys, list[bool]]]:
         """The same of passages that a forward has to make."""
         encoded = self.late.encoder.encode_passages(documents)
         for indices, keys in self.late.passage_keys(encoded):
+            self.usage.tokens_computed += int(keys.lengths_N.sum())
             yield [documents[index] for index in indices], keys, [encoded[index].is_shortened for index in indices]
 
     def _packed(self, found: list[tuple[Passage, KeptKeys]]) -> Iterator[tuple[list[Passage], PassageKeys, list[bool]]]:

@@ -21,6 +21,7 @@ class ErrorAnswer(BaseModel):
     """The body of every answer that is not 200; a TEI request gets ``error`` as a string, with ``error_type``."""
 
     message: str | None = None
+    detail: str | None = None
     error: ErrorDetail | str
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from headrank.reranking.explain import Explanation
 from headrank.reranking.rerank_requests import ListScores
 from headrank.serving.batcher import Batcher, Work
 from headrank.serving.call import Ranked, RerankAnswer, RerankCall
@@ -39,6 +40,14 @@ class Scored:
     def best(self) -> list[int]:
         """The best chunk of each document."""
         return best_chunks(self.result.scores.tolist(), self.chunked)
+
+
+@dataclass(frozen=True)
+class Explained:
+    """One list with where its scores came from: of each document its best chunk, in the order of the request."""
+
+    explanation: Explanation
+    order: list[int]  # documents best first, as a rerank request has them
 
 
 class RerankService:
@@ -153,7 +162,7 @@ class RerankService:
         scores = item.result.scores[best]
         shown = scores if curve is None else curve.of(scores)
         # by the raw score: the curve is flat in places, and would tie what the model tells apart
-        order = sorted(range(len(best)), key=lambda index: (-scores[index], index))
+        order = _best_first(scores)
         if call.threshold is not None:
             order = [index for index in order if shown[index] >= call.threshold]
         counts = np.bincount([chunk.document for chunk in item.chunked.chunks], minlength=len(best))
@@ -171,6 +180,14 @@ class RerankService:
             )
         return ranked
 
+    async def explain(self, call: RerankCall, client: str, disconnect: Disconnect) -> Explained:
+        """Score a list as ``rank`` does, then read it again token by token."""
+        [item], _ = await self.score([call], client, disconnect)
+        found = await self.batcher.call(lambda: self.engine.explain(call.query, item.chunked.passages, item.best))
+        scores = item.result.scores[item.best]
+        # the served scores, so that this order is that of the answer: a document without a word is last in both
+        return Explained(dataclasses.replace(found, scores=scores), _best_first(scores))
+
     async def _with_sentences(self, item: Scored, ranked: Sequence[Ranked]) -> list[Ranked]:
         """The sentences of each document's best chunk."""
         chosen = [item.best[document.index] for document in ranked]
@@ -179,6 +196,11 @@ class RerankService:
             dataclasses.replace(document, sentences=tuple(sentences_of(tokens)))
             for document, tokens in zip(ranked, found.tokens, strict=True)
         ]
+
+
+def _best_first(scores: np.ndarray) -> list[int]:
+    """Indices by score; equal scores keep the order of the request."""
+    return sorted(range(len(scores)), key=lambda index: (-scores[index], index))
 
 
 def estimated_tokens(query: str, passages: Sequence[tuple[str, str]]) -> int:

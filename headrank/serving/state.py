@@ -50,6 +50,7 @@ class ServerState:
         self.engine = loading.result()
         budget = self.settings.max_batch_tokens or self.engine.default_batch_tokens
         batcher = Batcher(self.engine, self.metrics, budget=budget, max_queue=self.settings.max_queue)
+        self.engine.show_usage(self.metrics)
         self.service = RerankService(self.engine, batcher, self.metrics, self.settings)
         if self.phase == "loading":
             self.phase = "ready"

@@ -1,0 +1,44 @@
+"""Every endpoint against requests made from its own OpenAPI description: never a 500, and no answer that the description lacks.
+
+A few examples of each here; `make fuzz` tries several hundred.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.serving_client import PATIENCE, Running, late_heads, running_server, tiny_settings
+
+schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed (it comes with the extra 'dev')")
+from schemathesis.checks import not_a_server_error  # noqa: E402
+from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance, status_code_conformance  # noqa: E402
+
+EXAMPLES = int(os.environ.get("HEADRANK_FUZZ_EXAMPLES", "4"))
+
+
+@pytest.fixture(scope="module")
+def served(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, embedded_collection: Path) -> Iterator[Running]:
+    heads = late_heads(tmp_path_factory.mktemp("heads"))
+    with running_server(tiny_settings(tiny_model("qwen3"), heads=heads, collections=(str(embedded_collection),))) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def description(served: Running) -> Any:
+    return schemathesis.openapi.from_url(f"{served.url}/openapi.json")
+
+
+schema = schemathesis.pytest.from_fixture("description")
+
+
+@schema.parametrize()
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+def test_no_request_breaks_the_server(case: Any) -> None:
+    checks = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+    case.call_and_validate(checks=checks, timeout=PATIENCE)
