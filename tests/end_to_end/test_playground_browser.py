@@ -49,7 +49,7 @@ def page(browser: Browser, served: Running) -> Browser:
 def open_page(browser: Browser, served: Running, **how: object) -> None:
     browser.open(served.url + "/", **how)  # type: ignore[arg-type]
     browser.errors.clear()
-    wait_for(browser, "!document.getElementById('model').textContent.startsWith('Asking') || !document.getElementById('problem').hidden")
+    wait_for(browser, "document.body.dataset.state === 'ready' || !document.getElementById('problem').hidden")
 
 
 def wait_for(browser: Browser, condition: str) -> None:

@@ -207,9 +207,11 @@
     byId("model").textContent = `${answer.model_id}: ${answer.heads} heads in ${answer.layers.used} of ${answer.layers.of} layers, ${answer.layout} layout, on ${answer.device}; ${kind}.`;
     const { answer: collections } = await ask("/playground/collections");
     byId("picker").hidden = collections.length === 0;
-    if (!collections.length) return;
-    byId("collection").replaceChildren(...optionsOf(collections.map((row) => [row.name, `${row.name} (${row.queries} queries)`])));
-    await listQueries();
+    if (collections.length) {
+      byId("collection").replaceChildren(...optionsOf(collections.map((row) => [row.name, `${row.name} (${row.queries} queries)`])));
+      await listQueries();
+    }
+    document.body.dataset.state = "ready";
   }
 
   const guarded = (work) => async () => {
