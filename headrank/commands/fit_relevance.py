@@ -4,8 +4,9 @@
   headrank fit-relevance --scores scores.jsonl --qrels DIR/qrels.txt --output relevance.json
 
 The curve is written to --output, or with --model DIR into that model's headrank.json, where 'headrank serve' finds it. No model is
-read: the scores must be those of its own heads. The curve never changes an order: it gives thresholds a meaning. Candidates that nobody judged are left out unless
---unjudged-as-other. The printed numbers come from five folds of queries, each judged by a curve that has not seen its queries.
+read: the scores must be those of its own heads. The curve never changes an order: it gives thresholds a meaning. Candidates that
+nobody judged are left out unless --unjudged-as-other. The printed numbers come from five folds of queries, each judged by a curve
+that has not seen its queries.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
     from headrank.evaluation.scored_lists import read_scores, with_grades
     from headrank.files import require_writable, write_json
     from headrank.formats import read_qrels
-    from headrank.reranking.exported_model import keep_relevance, require_exported
     from headrank.method.relevance import fit_isotonic, fit_platt, quality
+    from headrank.reranking.exported_model import keep_relevance, require_exported
 
     if args.output is None and args.model is None:
         raise InputError("nowhere to write the curve; give `output` FILE, or `model` DIR for its headrank.json")

@@ -21,6 +21,7 @@ from headrank.reranking.rerank_requests import ListScores
 from headrank.reranking.reranker import DocumentLike, HeadRankReranker, checked_requests, titles_and_texts, with_empty_last
 
 LISTS_AT_A_TIME = 32  # their passages fill batches together; only query vectors are held for all of them
+_MOST_LOGITS = 1 << 26  # of one product of query rows and passage tokens: 256 MB
 _FOUND_AT_A_TIME = 64  # passages whose kept keys are copied into one batch
 
 
@@ -109,7 +110,15 @@ class LateReranker(HeadRankReranker):
         """The scores of the chosen rows of a batch; a row that a list holds twice is chosen twice."""
         if list(rows) != list(range(keys.num_passages)):
             keys = PassageKeys(keys.keys_NATD[list(rows)], keys.lengths_N[list(rows)])
-        return self.late.scores(vectors, keys).tolist()
+        # a query of thousands of tokens meets its passages a few at a time: one product of all would take tens of gigabytes
+        step = max(1, _MOST_LOGITS // (len(self.heads.heads) * vectors.vectors_UKRD.shape[2] * keys.keys_NATD.shape[2]))
+        if step >= keys.num_passages:
+            return self.late.scores(vectors, keys).tolist()
+        parts = [
+            PassageKeys(keys.keys_NATD[start : start + step], keys.lengths_N[start : start + step])
+            for start in range(0, keys.num_passages, step)
+        ]
+        return [score for part in parts for score in self.late.scores(vectors, part).tolist()]
 
     def _batches(self, documents: Sequence[Passage]) -> Iterator[tuple[list[Passage], PassageKeys, list[bool]]]:
         """(passages, their keys, whether each was shortened), batch by batch: kept ones first, then those that have to be computed."""

@@ -131,6 +131,7 @@ def _add_state(app: FastAPI, server: ServerState) -> None:
             "max_batch_tokens": service.batcher.full_budget,
             "max_client_batch_size": settings.max_documents,
             "max_list_tokens": settings.max_list_tokens,
+            "max_query_tokens": settings.max_query_tokens,
             "max_body_bytes": settings.max_body_bytes,
             "request_seconds": settings.request_seconds,
         }

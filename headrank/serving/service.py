@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from headrank.reranking.rerank_requests import ListScores
 from headrank.serving.batcher import Batcher, Work
 from headrank.serving.call import Ranked, RerankAnswer, RerankCall
 from headrank.serving.engine import RerankerEngine
-from headrank.serving.highlights import sentences_of
+from headrank.serving.highlights import Sentence, sentences_of
 from headrank.serving.long_documents import Chunked, ChunkLimits, best_chunks, chunk_documents, surely_fits
 from headrank.serving.problems import Problem
 from headrank.serving.server_metrics import ServerMetrics
@@ -24,6 +25,8 @@ from headrank.serving.settings import ServeSettings
 
 _BYTES_PER_TOKEN = 4  # of the estimate for the budget; answers count real tokens
 _EXTRA_TOKENS = 16  # of a query's branch
+_MOST_BYTES_PER_TOKEN = 32  # a query with more bytes per allowed token is refused without being tokenised
+_EXPLAINED_AT_A_TIME = 32  # passages: each keeps a number per head, query token and passage token
 Disconnect = Callable[[], Awaitable[Any]]
 
 
@@ -79,6 +82,8 @@ class RerankService:
         """Chunk, queue and wait; also the seconds that measuring and chunking took."""
         started = time.perf_counter()
         self._check(calls)
+        for call in calls:
+            await self._check_query(call.query)
         chunked = [await self._chunked(call) for call in calls]
         sizes = [estimated_tokens(call.query, item.passages) for call, item in zip(calls, chunked, strict=True)]
         for call, num_tokens in zip(calls, sizes, strict=True):
@@ -117,6 +122,16 @@ class RerankService:
         for call in calls:
             if not call.query.strip():
                 raise Problem(422, "empty; give a query with at least one word", field="query")
+
+    async def _check_query(self, query: str) -> None:
+        """A query's tokens are paid for with every passage: one of thousands would keep everybody waiting."""
+        most = self.settings.max_query_tokens
+        num_bytes = len(query.encode("utf-8", "surrogatepass"))
+        if num_bytes <= most:
+            return
+        is_long = num_bytes > _MOST_BYTES_PER_TOKEN * most
+        if is_long or len((await asyncio.to_thread(self.engine.token_offsets, [query]))[0]) > most:
+            raise Problem(413, f"longer than {most} tokens, the limit of this server; shorten it", field="query")
 
     async def _chunked(self, call: RerankCall) -> Chunked:
         """The passages to score; texts are tokenised, beside the event loop, only where one might not fit."""
@@ -191,11 +206,13 @@ class RerankService:
     async def _with_sentences(self, item: Scored, ranked: Sequence[Ranked]) -> list[Ranked]:
         """The sentences of each document's best chunk."""
         chosen = [item.best[document.index] for document in ranked]
-        found = await self.batcher.call(lambda: self.engine.explain(item.call.query, item.chunked.passages, chosen))
-        return [
-            dataclasses.replace(document, sentences=tuple(sentences_of(tokens)))
-            for document, tokens in zip(ranked, found.tokens, strict=True)
-        ]
+        # in the late layout passages are read apart: a few at a time bounds the memory, and lets other requests in between
+        step = _EXPLAINED_AT_A_TIME if self.engine.is_late else len(chosen)
+        sentences: list[tuple[Sentence, ...]] = []
+        for start in range(0, len(chosen), step):
+            explain = functools.partial(self.engine.explain, item.call.query, item.chunked.passages, chosen[start : start + step])
+            sentences += [tuple(sentences_of(tokens)) for tokens in (await self.batcher.call(explain)).tokens]
+        return [dataclasses.replace(document, sentences=found) for document, found in zip(ranked, sentences, strict=True)]
 
 
 def _best_first(scores: np.ndarray) -> list[int]:

@@ -14,6 +14,7 @@ import pytest
 from headrank.errors import InputError
 from headrank.reranking.reranker import HeadRankReranker
 from headrank.serving.access import ApiKeys
+from headrank.serving.app import build_app
 from headrank.serving.engine import RerankerEngine
 from headrank.serving.settings import ServeSettings
 from tests.serving_client import DOCUMENTS, QUERY, Running, moody, running_server, tiny_settings, wait_until
@@ -155,6 +156,16 @@ def test_too_many_bytes_documents_or_tokens_are_413(served: Running) -> None:
     assert answer.status == 413 and answer.json["error"].startswith("texts: about")
 
 
+@pytest.mark.parametrize("length", [9, 100_000 // 6])
+def test_a_query_of_too_many_tokens_is_413(model: Path, served: Running, length: int) -> None:
+    engine = served.state.engine
+    assert engine is not None
+    with running_server(tiny_settings(model, max_query_tokens=8), lambda settings: engine) as running:
+        assert running.ask("/rerank", {"query": "flea " * 8, "documents": DOCUMENTS}).status == 200
+        answer = running.ask("/rerank", {"query": "flea " * length, "documents": DOCUMENTS})
+        assert answer.status == 413 and answer.message == "query: longer than 8 tokens, the limit of this server; shorten it"
+
+
 def test_a_body_of_undeclared_length_is_limited_too(served: Running) -> None:
     connection = http.client.HTTPConnection(served.url.removeprefix("http://"), timeout=60)
     chunks = (b"x" * 1000 for _ in range(101))
@@ -190,6 +201,47 @@ def test_openapi_describes_every_path_and_error(served: Running) -> None:
     }
     assert set(described["paths"]["/rerank"]["post"]["responses"]) == {"200", "400", "401", "408", "413", "422", "429", "500", "503"}
     assert described["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
+
+
+def test_the_api_page_names_every_endpoint_and_loads_nothing_from_elsewhere(served: Running) -> None:
+    page = served.ask("/docs")
+    text = page.body.decode()
+    for path in served.ask("/openapi.json").json["paths"]:
+        assert f"{path}</code></h2>" in text
+    assert (
+        "list of (string or object), needed" in text
+        and "http" not in text
+        and "default-src 'none'" in page.headers["content-security-policy"]
+    )
+
+
+def test_the_page_at_the_root_is_the_servers_own(served: Running) -> None:
+    page = served.ask("/")
+    assert page.headers["content-type"] == "text/html; charset=utf-8" and "script-src 'self';" in page.headers["content-security-policy"]
+    for name in ("viewer.js", "viewer.css", "playground.js", "playground.css"):
+        assert f'"/playground/{name}"' in page.body.decode() and served.ask(f"/playground/{name}").status == 200
+    assert served.ask("/playground/index.html").status == served.ask("/playground/..%2fapp.py").status == 404
+    assert served.ask("/playground/collections").json == []
+    for path in ("queries?collection=x", "candidates?collection=x&query=y"):
+        assert served.ask(f"/playground/{path}").json["error"]["param"] == "collection"
+    assert served.ask("/playground/queries").json["error"]["param"] == "collection"
+    answer = served.ask("/playground/view", {"query": QUERY, "documents": ["a", {"text": "b", "grade": "c"}]})
+    assert answer.status == 400 and answer.json["error"]["param"] == "documents[1].grade"
+
+
+def test_without_a_playground_there_is_no_page(model: Path, served: Running) -> None:
+    engine = served.state.engine
+    assert engine is not None
+    with running_server(tiny_settings(model, has_playground=False), lambda settings: engine) as running:
+        assert running.ask("/").status == running.ask("/playground/collections").status == 404
+    with pytest.raises(InputError, match="`no_playground`"):
+        ServeSettings(has_playground=False, collections=("x",))
+
+
+def test_collections_of_the_page_are_read_before_the_server_listens(model: Path, embedded_collection: Path) -> None:
+    for folders, said in ((("/nowhere",), "no such collection folder"), ((str(embedded_collection),) * 2, "a second collection named")):
+        with pytest.raises(InputError, match=said):
+            build_app(tiny_settings(model, collections=folders))
 
 
 def test_metrics_count_what_happened_under_the_names_of_others(model: Path) -> None:
