@@ -84,8 +84,8 @@ class ServerProcess:
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))}
 
     def rerank(self, query: str, documents: Sequence[object], seconds: float = 60.0) -> dict[int, float]:
-        """Document index -> score."""
-        body = json.dumps({"query": query, "documents": list(documents)}).encode()
+        """Document index -> score; long documents are read from their beginning, as offline."""
+        body = json.dumps({"query": query, "documents": list(documents), "max_chunks_per_doc": 1}).encode()
         request = urllib.request.Request(f"{self.url}/v2/rerank", body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=seconds) as response:
             return {row["index"]: row["relevance_score"] for row in json.load(response)["results"]}

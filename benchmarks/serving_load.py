@@ -47,8 +47,8 @@ class Listed:
 
     @property
     def body(self) -> bytes:
-        """As it is sent."""
-        return json.dumps({"query": self.query, "documents": self.documents}).encode()
+        """As it is sent; offline a long document is not read in chunks either."""
+        return json.dumps({"query": self.query, "documents": self.documents, "max_chunks_per_doc": 1}).encode()
 
 
 @dataclass
