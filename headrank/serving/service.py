@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,16 +59,34 @@ class RerankService:
 
     def __init__(self, engine: RerankerEngine, batcher: Batcher, metrics: ServerMetrics, settings: ServeSettings) -> None:
         self.engine, self.batcher, self.metrics, self.settings = engine, batcher, metrics, settings
+        self._num_taken = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every request that was taken has its answer; between two steps of one the batcher has nothing to do."""
+        return not self._num_taken and self.batcher.is_idle
+
+    @contextlib.contextmanager
+    def _taken(self) -> Iterator[None]:
+        self._num_taken += 1
+        try:
+            yield
+        finally:
+            self._num_taken -= 1
 
     async def rank(self, calls: Sequence[RerankCall], client: str, disconnect: Disconnect) -> list[RerankAnswer]:
         """The answers to the lists of one request; ``disconnect`` returns when its client has left, who then gets nothing."""
+        with self._taken():
+            return await self._rank(calls, client, disconnect)
+
+    async def _rank(self, calls: Sequence[RerankCall], client: str, disconnect: Disconnect) -> list[RerankAnswer]:
         started = time.perf_counter()
         scored, tokenization = await self.score(calls, client, disconnect)
         answers = []
         for item in scored:
             ranked = self._ranked(item)
             if item.call.wants_highlights and ranked:
-                ranked = await self._with_sentences(item, ranked)
+                ranked = await self._with_sentences(item, ranked, started + self.settings.request_seconds)
             seconds = {
                 "queue": item.work.queue_seconds,
                 "inference": item.work.inference_seconds,
@@ -197,13 +216,16 @@ class RerankService:
 
     async def explain(self, call: RerankCall, client: str, disconnect: Disconnect) -> Explained:
         """Score a list as ``rank`` does, then read it again token by token."""
-        [item], _ = await self.score([call], client, disconnect)
-        found = await self.batcher.call(lambda: self.engine.explain(call.query, item.chunked.passages, item.best))
+        deadline = time.perf_counter() + self.settings.request_seconds
+        with self._taken():
+            [item], _ = await self.score([call], client, disconnect)
+            explain = functools.partial(self.engine.explain, call.query, item.chunked.passages, item.best)
+            found = await self.batcher.call(explain, deadline - time.perf_counter())
         scores = item.result.scores[item.best]
         # the served scores, so that this order is that of the answer: a document without a word is last in both
         return Explained(dataclasses.replace(found, scores=scores), _best_first(scores))
 
-    async def _with_sentences(self, item: Scored, ranked: Sequence[Ranked]) -> list[Ranked]:
+    async def _with_sentences(self, item: Scored, ranked: Sequence[Ranked], deadline: float) -> list[Ranked]:
         """The sentences of each document's best chunk."""
         chosen = [item.best[document.index] for document in ranked]
         # in the late layout passages are read apart: a few at a time bounds the memory, and lets other requests in between
@@ -211,8 +233,9 @@ class RerankService:
         sentences: list[tuple[Sentence, ...]] = []
         for start in range(0, len(chosen), step):
             explain = functools.partial(self.engine.explain, item.call.query, item.chunked.passages, chosen[start : start + step])
-            sentences += [tuple(sentences_of(tokens)) for tokens in (await self.batcher.call(explain)).tokens]
-        return [dataclasses.replace(document, sentences=found) for document, found in zip(ranked, sentences, strict=True)]
+            found = await self.batcher.call(explain, deadline - time.perf_counter())
+            sentences += [tuple(sentences_of(tokens)) for tokens in found.tokens]
+        return [dataclasses.replace(document, sentences=of_one) for document, of_one in zip(ranked, sentences, strict=True)]
 
 
 def _best_first(scores: np.ndarray) -> list[int]:

@@ -68,7 +68,7 @@ class ServerState:
         """Take nothing new and wait for what was taken; True when nothing was left behind."""
         self.phase = "draining"
         waited, step = 0.0, 0.05
-        while self.service is not None and not self.service.batcher.is_idle:
+        while self.service is not None and not self.service.is_idle:
             if waited >= self.settings.drain_seconds:
                 return False
             await asyncio.sleep(step)
