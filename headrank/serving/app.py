@@ -15,6 +15,7 @@ from pydantic import Discriminator, Tag
 from starlette.exceptions import HTTPException
 
 from headrank import __version__
+from headrank.serving.access import require_own_name
 from headrank.serving.api_page import api_page
 from headrank.serving.body_limit import BodyLimit
 from headrank.serving.call import Json, RerankAnswer, RerankCall
@@ -25,7 +26,7 @@ from headrank.serving.dialects.score import ScoreAnswer, ScoreBody, score_answer
 from headrank.serving.dialects.tei import TeiBody, TeiRank, tei_answer
 from headrank.serving.engine import RerankerEngine
 from headrank.serving.problems import on_bug, on_invalid_body, on_problem
-from headrank.serving.schema import ERRORS, describe
+from headrank.serving.schema import ERRORS, REFUSED, describe
 from headrank.serving.settings import ServeSettings
 from headrank.serving.state import LoadEngine, ServerState
 
@@ -120,7 +121,7 @@ def _add_state(app: FastAPI, server: ServerState) -> None:
         server.ready()
         return JSONResponse({"status": server.phase})
 
-    @app.get("/info", tags=["state"], summary="the model and the limits", responses={401: ERRORS[401], 503: ERRORS[503]})
+    @app.get("/info", tags=["state"], summary="the model and the limits", responses={**REFUSED, 503: ERRORS[503]})
     async def info(request: Request) -> Json:
         _admit(request, server)
         service, engine = server.ready()
@@ -136,12 +137,12 @@ def _add_state(app: FastAPI, server: ServerState) -> None:
             "request_seconds": settings.request_seconds,
         }
 
-    @app.get("/v1/models", tags=["state"], summary="the one model, as OpenAI's clients ask for it", responses={401: ERRORS[401]})
+    @app.get("/v1/models", tags=["state"], summary="the one model, as OpenAI's clients ask for it", responses=REFUSED)
     async def models(request: Request) -> Json:
         _admit(request, server)
         return {"object": "list", "data": [{"id": server.settings.name, "object": "model", "owned_by": "headrank"}]}
 
-    @app.get("/metrics", tags=["state"], summary="Prometheus", response_class=PlainTextResponse, responses={401: ERRORS[401]})
+    @app.get("/metrics", tags=["state"], summary="Prometheus", response_class=PlainTextResponse, responses=REFUSED)
     async def metrics(request: Request) -> Response:
         _admit(request, server)
         return PlainTextResponse(server.metrics.page(), media_type="text/plain; version=0.0.4")
@@ -157,6 +158,9 @@ def _add_pages(app: FastAPI) -> None:
 
 
 def _admit(request: Request, server: ServerState) -> str:
-    """The client's name for the queue, or a 401."""
+    """The client's name for the queue, or a 401 or 403."""
+    settings = server.settings
+    if not server.keys.are_needed and settings.is_loopback and not settings.is_open_to_anyone:
+        require_own_name(request.headers.get("host", ""))
     address = request.client.host if request.client else "unknown"
     return server.keys.client(request.headers.get("authorization"), address)

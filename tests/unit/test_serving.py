@@ -199,7 +199,7 @@ def test_openapi_describes_every_path_and_error(served: Running) -> None:
         "/info",
         "/metrics",
     }
-    assert set(described["paths"]["/rerank"]["post"]["responses"]) == {"200", "400", "401", "408", "413", "422", "429", "500", "503"}
+    assert set(described["paths"]["/rerank"]["post"]["responses"]) == {"200", "400", "401", "403", "408", "413", "422", "429", "500", "503"}
     assert described["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
 
 
@@ -294,6 +294,16 @@ def test_an_address_that_others_reach_needs_keys() -> None:
     with pytest.raises(InputError, match="`api_key_file`"):
         ServeSettings(host="0.0.0.0")
     assert not ServeSettings(host="0.0.0.0", is_open_to_anyone=True).is_loopback
+
+
+@pytest.mark.parametrize(
+    ("host", "status"), [("localhost", 200), ("[::1]:8000", 200), ("127.0.0.1", 200), ("evil.example", 403), ("[", 403)]
+)
+def test_without_keys_only_this_machines_names_are_answered(served: Running, host: str, status: int) -> None:
+    for path, body in (("/rerank", BODY), ("/playground/collections", None), ("/info", None)):
+        answer = served.ask(path, body, Host=host)
+        assert answer.status == status and (status == 200 or answer.json["error"]["param"] == "Host")
+    assert served.ask("/ready", Host=host).status == 200
 
 
 def test_a_port_that_is_taken_is_one_line(served: Running) -> None:

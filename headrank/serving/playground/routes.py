@@ -17,7 +17,7 @@ from headrank.serving.call import Json, RerankCall
 from headrank.serving.dialects.bodies import DocumentObject, Options, titles_and_texts
 from headrank.serving.playground.offered import OfferedCollection, read_collections
 from headrank.serving.problems import Problem
-from headrank.serving.schema import ERRORS
+from headrank.serving.schema import ERRORS, REFUSED
 from headrank.serving.state import ServerState
 
 if TYPE_CHECKING:
@@ -63,19 +63,19 @@ def add_playground(app: FastAPI, server: ServerState, admit: Admit) -> None:
     """The page and its endpoints; collections that cannot be read are an InputError before the server listens."""
     collections = read_collections(server.settings.collections)
 
-    @app.get("/playground/collections", tags=["playground"], summary="what the page offers", responses={401: ERRORS[401]})
+    @app.get("/playground/collections", tags=["playground"], summary="what the page offers", responses=REFUSED)
     async def offered(request: Request) -> list[Json]:
         admit(request)
         return [{"name": name, "queries": len(collection.requests)} for name, collection in collections.items()]
 
-    @app.get("/playground/queries", tags=["playground"], summary="queries of a collection", responses=_errors(400, 401, 404))
+    @app.get("/playground/queries", tags=["playground"], summary="queries of a collection", responses=_errors(400, 401, 403, 404))
     async def queries(
         request: Request, collection: Annotated[str, Query(max_length=200)], contains: Annotated[str, Query(max_length=1000)] = ""
     ) -> list[Json]:
         admit(request)
         return _found(collections, collection).queries(contains)
 
-    @app.get("/playground/candidates", tags=["playground"], summary="a query with its passages", responses=_errors(400, 401, 404))
+    @app.get("/playground/candidates", tags=["playground"], summary="a query with its passages", responses=_errors(400, 401, 403, 404))
     async def candidates(
         request: Request, collection: Annotated[str, Query(max_length=200)], query: Annotated[str, Query(max_length=200)]
     ) -> Json:
