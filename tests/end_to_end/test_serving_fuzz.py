@@ -34,6 +34,9 @@ def cases(served: Running, mode: schemathesis.GenerationMode) -> Iterator[tuple[
     schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
     for found in schema.get_all_operations():
         operation = found.ok()
+        described = schema.raw_schema["paths"][operation.path][operation.method]
+        if mode is schemathesis.GenerationMode.NEGATIVE and not described.keys() & {"parameters", "requestBody"}:
+            continue  # a request without anything in it cannot be made wrong
         yield operation.label, operation.as_strategy(generation_mode=mode)
 
 
@@ -52,4 +55,4 @@ def test_no_request_breaks_the_server(served: Running, mode: schemathesis.Genera
 
         names.append(name)
         attempt()
-    assert "POST /v2/rerank" in names and "POST /playground/view" in names and len(names) >= 14
+    assert "POST /v2/rerank" in names and "POST /playground/view" in names and "GET /playground/queries" in names
