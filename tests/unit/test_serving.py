@@ -159,10 +159,11 @@ def test_too_many_bytes_documents_or_tokens_are_413(served: Running) -> None:
 def test_a_query_of_too_many_tokens_is_413(model: Path, served: Running, length: int) -> None:
     engine = served.state.engine
     assert engine is not None
-    with running_server(tiny_settings(model, max_query_tokens=8), lambda settings: engine) as running:
+    most = len(engine.token_offsets(["flea " * 8])[0])
+    with running_server(tiny_settings(model, max_query_tokens=most), lambda settings: engine) as running:
         assert running.ask("/rerank", {"query": "flea " * 8, "documents": DOCUMENTS}).status == 200
         answer = running.ask("/rerank", {"query": "flea " * length, "documents": DOCUMENTS})
-        assert answer.status == 413 and answer.message == "query: longer than 8 tokens, the limit of this server; shorten it"
+        assert answer.status == 413 and answer.message == f"query: longer than {most} tokens, the limit of this server; shorten it"
 
 
 def test_a_body_of_undeclared_length_is_limited_too(served: Running) -> None:
