@@ -66,7 +66,7 @@ def require_own_name(host: str) -> None:
     A page from elsewhere may make its own name mean this machine (DNS rebinding), and then the browser lets it read the answers.
     """
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    if name.lower() in ("", "localhost") or name.lower().endswith(".localhost"):
+    if not host or name.lower() == "localhost" or name.lower().endswith(".localhost"):
         return
     try:
         ipaddress.ip_address(name)
