@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-queue", type=options.positive_int, default=256, metavar="N", help="lists that may wait; beyond it a request gets 429 (256)"
     )
     group.add_argument("--max-documents", type=options.positive_int, default=1000, metavar="N", help="documents per request (1000)")
-    group.add_argument("--max-query-tokens", type=options.positive_int, default=2048, metavar="N", help="tokens of a query (2048)")
+    group.add_argument("--max-query-tokens", type=options.positive_int, default=1024, metavar="N", help="tokens of a query (1024)")
     group.add_argument("--max-list-tokens", type=options.positive_int, default=1 << 17, metavar="N", help="tokens per list (131072)")
     group.add_argument(
         "--max-chunks-per-doc", type=options.positive_int, default=8, metavar="N", help="chunks of a long document at most (8; 1 cuts it)"

@@ -35,7 +35,7 @@ class ServeSettings:
     max_body_bytes: int = 8 << 20
     max_documents: int = 1000
     max_list_tokens: int = 1 << 17
-    max_query_tokens: int = 2048
+    max_query_tokens: int = 1024
     max_chunks_per_doc: int = 8
     request_seconds: float = 60.0
     drain_seconds: float = 30.0
