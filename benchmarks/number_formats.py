@@ -80,7 +80,9 @@ def table(values: dict[str, dict[str, float]], collections: Iterable[str]) -> li
             differences = [100 * (by_query[key] - values[EXACT][key]) for key in keys]
             low, high = bootstrap_interval(differences)
             mean, change = (sum(numbers) / len(keys) for numbers in (here, differences))
-            rows.append({"row": name, "collection": collection, "queries": len(keys), "ndcg": mean, "change": change, "interval": [low, high]})
+            rows.append(
+                {"row": name, "collection": collection, "queries": len(keys), "ndcg": mean, "change": change, "interval": [low, high]}
+            )
     return rows
 
 

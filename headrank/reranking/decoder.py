@@ -184,17 +184,17 @@ class Decoder(nn.Module):
         return hidden_BSE
 
     def _rotation(self, position_ids_BS: torch.Tensor, like: torch.Tensor) -> Rotation:
-        """Cosines and sines [B, 1, S, D], made in float32: bf16 cannot count positions beyond 256."""
-        angles = position_ids_BS[:, :, None].float() * self.inverse_frequencies.to(like.device)
-        angles = torch.cat((angles, angles), dim=-1)[:, None]
-        return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+        """Cosines and sines [B, 1, S, D], the first half of the sines negative; made in float32: bf16 cannot count beyond 256."""
+        angles = position_ids_BS[:, None, :, None].float() * self.inverse_frequencies.to(like.device)
+        cosines, sines = angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+        return torch.cat((cosines, cosines), dim=-1), torch.cat((-sines, sines), dim=-1)
 
 
 def rotate(values_BHSD: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     """Rotary embedding, halves convention."""
     cosines, sines = rotation
     first, second = values_BHSD.chunk(2, dim=-1)
-    return values_BHSD * cosines + torch.cat((-second, first), dim=-1) * sines
+    return values_BHSD * cosines + torch.cat((second, first), dim=-1) * sines
 
 
 def load_decoder(model: str | Path, shape: DecoderShape, num_layers: int, dtype: torch.dtype) -> Decoder:
