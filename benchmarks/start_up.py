@@ -30,7 +30,8 @@ from headrank.reranking.model_sources import resolve_model
 from headrank.reranking.shipped_readouts import DEFAULT, shipped_path
 
 QUERY = "why is the sea salty"
-PASSAGES = [f"passage {number}: " + "rivers carry salt from the rocks into the sea, where it stays when water leaves " * 3 for number in range(5)]
+SENTENCE = "rivers carry salt from the rocks into the sea, where it stays when water leaves "
+PASSAGES = [f"passage {number}: {SENTENCE * 3}" for number in range(5)]
 GOAL_SECONDS, GOAL_RATIO = 7.0, 1.3
 LIBRARY = """
 import json, sys

@@ -95,11 +95,12 @@ class Contenders:
             found[str(size)] = {name: [] for name in self.ways}
             for _ in range(rounds):
                 for name, work in self.ways.items():
-                    found[str(size)][name].append(_seconds(work, some, 1 if name in ("without", "minilm") else 5))
+                    found[str(size)][name].append(seconds(work, some, 1 if name in ("without", "minilm") else 5))
         return found
 
 
-def _seconds(work: Work, some: list[str], repeats: int) -> list[float]:
+def seconds(work: Work, some: list[str], repeats: int) -> list[float]:
+    """CPU and wall seconds of one call, the mean of several."""
     wall, cpu = time.perf_counter(), time.process_time()
     for _ in range(repeats):
         work(some)
@@ -121,7 +122,7 @@ def _floor(heads: HeadSet, store: Path, documents: list[str], dtype: str) -> Wor
         products[size] = [
             (keys_ATD[pair], vectors[some].flatten(0, 1).T.mul(10).to(torch.int8).contiguous()) for pair, some in enumerate(of_pairs)
         ]
-    reranker.reader.model.attend = _plain_attention
+    reranker.reader.model.attend = plain_attention
 
     @torch.inference_mode()
     def work(some: list[str]) -> None:
@@ -132,7 +133,8 @@ def _floor(heads: HeadSet, store: Path, documents: list[str], dtype: str) -> Wor
     return work
 
 
-def _plain_attention(module: object, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object, **__: object) -> Any:
+def plain_attention(module: object, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object, **__: object) -> Any:
+    """Causal attention and nothing read, in place of a decoder's own."""
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True).transpose(1, 2), None
 
 

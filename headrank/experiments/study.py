@@ -31,6 +31,7 @@ from headrank.methods import METHODS, POLICIES
 
 MATRIX_ORDERS = ("retriever", "reversed", "shuffled")
 Flags = dict[str, bool | int | float | str]
+NumberFormat = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 
 
 def _one_of(name: str, value: str | None, known: Sequence[str]) -> None:
@@ -295,7 +296,7 @@ class Row(Settings):
     runs: list[str] | None = None  # default: all
     benchmarks: list[str] | None = None  # default: all
     depths: list[PositiveInt] | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None  # default: that of measure
+    dtype: NumberFormat | None = None  # default: that of measure
     fuse: Annotated[float, Field(ge=0, le=1)] | None = None  # weight beside the first stage's scores, as `headrank fuse --weight`
 
     @model_validator(mode="after")
@@ -321,7 +322,7 @@ class Measure(Settings):
     rows: list[Row] = []
     orders: list[str] = ["retriever"]
     query_rows: str | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    dtype: NumberFormat | None = None
     device: str | None = None
     batch_size: PositiveInt = 1
     shuffle_seed: NonNegativeInt = 0

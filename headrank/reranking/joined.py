@@ -36,8 +36,9 @@ class PackedProjections(nn.Module):
 
 def pack(model: nn.Module) -> None:
     """Pack a plain decoder on the CPU; anything else, and a decoder that is joined already, stays as it is."""
-    is_on_cpu = isinstance(model, Decoder) and model.embed_tokens.weight.device.type == "cpu"
-    if is_on_cpu and not model.is_joined and _has_kernels(model.dtype):
+    if not isinstance(model, Decoder) or model.is_joined or model.embed_tokens.weight.device.type != "cpu":
+        return
+    if _has_kernels(model.dtype):
         join(model, PackedProjections)
 
 

@@ -83,16 +83,14 @@ class PeftAdapter:
         pair = self.factors.get(name)
         if pair is None:
             return weight
-        import torch
-
         low, high = (factor.to(device=weight.device).float() for factor in pair)
         if (high.shape[0], low.shape[1]) != tuple(weight.shape):
             raise InputError(
                 f"{self.folder}: the adapter of {name!r} is for a weight [{high.shape[0]}, {low.shape[1]}], the base model's is "
                 f"{list(weight.shape)}; was it trained on another model?"
             )
-        # in one call: three passes over the weight and their new pages would take twice as long
-        return torch.addmm(weight.float(), high, low, alpha=self.scale(low.shape[0]))
+        # in place: new pages for the product, its multiple and the sum would take twice as long
+        return (high @ low).mul_(self.scale(low.shape[0])).add_(weight)
 
     def settings(self) -> LoraSettings:
         """Rank, alpha and projections, for training to go on; an adapter of several ranks cannot be trained here."""
