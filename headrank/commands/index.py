@@ -69,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
     if args.info + args.verify + args.prune > 1:
         raise InputError("--info, --verify and --prune are three jobs; give one of them")
     folder = Path(args.store)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--store {folder}: is a file; a store is a folder")
     if args.info:
         return _info(folder)
     if args.verify:
