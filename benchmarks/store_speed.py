@@ -113,7 +113,8 @@ def _floor(heads: HeadSet, store: Path, documents: list[str], dtype: str) -> Wor
     multiply = torch._int_mm if numbers == torch.int8 else torch.mm
     for size in SIZES:
         keys = [
-            torch.from_numpy(entry.keys_ATD.view("i2" if numbers == torch.bfloat16 else entry.keys_ATD.dtype)) for entry in entries[:size]
+            torch.from_numpy(entry.keys_ATD.view("i2" if numbers == torch.bfloat16 else entry.keys_ATD.dtype).copy())
+            for entry in entries[:size]
         ]
         keys_ATD = torch.cat(keys, dim=1).view(numbers)
         of_pairs = [[head for head, pair in enumerate(late.pair_of_head) if pair == number] for number in range(len(late.pairs))]
