@@ -15,6 +15,7 @@ from torch import nn
 
 from headrank.reranking.decoder import Decoder, Projection
 
+_MOST_COPIED = 2**30  # bytes of float32 weights
 Join = Callable[[Sequence[Projection]], nn.Module]
 
 
@@ -38,6 +39,8 @@ def pack(model: nn.Module) -> None:
     """Pack a plain decoder on the CPU; anything else, and a decoder that is joined already, stays as it is."""
     if not isinstance(model, Decoder) or model.is_joined or model.embed_tokens.weight.device.type != "cpu":
         return
+    if model.dtype == torch.float32 and sum(weight.nbytes for weight in model.layers.parameters()) > _MOST_COPIED:
+        return  # these may be mapped from a file, and a copy would not fit the memory
     if _has_kernels(model.dtype):
         join(model, PackedProjections)
 

@@ -104,7 +104,7 @@ class HeadRankReranker(ABC):
             from headrank.reranking.late_reranker import LateReranker
 
             return LateReranker(reader, heads, batch_size=batch_size, key_source=key_source, key_cache_bytes=key_cache_bytes)
-        _check_store(key_source or store, heads)
+        _check_store(store if key_source is None else key_source, heads)
         from headrank.reranking.prompt_reranker import PromptReranker
 
         return PromptReranker(reader, heads, calibrate=calibrate, batch_size=batch_size)

@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 
 from headrank import HeadRankReranker
 from headrank.commands import VERBS
-from headrank.reranking import plain_tokenizer
+from headrank.reranking import joined, plain_tokenizer
 from headrank.reranking.joined import PackedProjections, pack
 from tests.tiny_models import make_tiny_model
 from tests.unit.test_late_reranker import HEADS, QUERIES, texts
@@ -105,6 +106,17 @@ def test_a_packed_decoder_gives_the_scores_of_the_plain_one(place: Path) -> None
     assert PackedProjections in kinds
     one, other = (ranker.score(QUERIES[0], texts(5)) for ranker in (plain, packed))
     assert abs(one - other).max() < 1e-4 * one.std()
+
+
+def test_weights_that_may_be_mapped_and_are_large_are_not_copied(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joined, "_MOST_COPIED", 1000)
+    large = HeadRankReranker.from_pretrained(place / "model", place / "heads.json", device="cpu", dtype="float32")
+    half = HeadRankReranker.from_pretrained(place / "model", place / "heads.json", device="cpu", dtype="bfloat16")
+    for reranker in (large, half):
+        pack(reranker.reader.model)
+    assert not large.reader.model.is_joined
+    # bfloat16 weights were converted, not mapped: packing replaces them
+    assert half.reader.model.is_joined == torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
