@@ -65,8 +65,7 @@ class Norm(nn.Module):
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Scale the last axis to a root mean square of one, then by the weight."""
         # float32 inside: a mean of thousands of bfloat16 squares keeps two digits
-        wide = values.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
+        wide = F.rms_norm(values.float(), self.weight.shape, None, self.epsilon)
         return self.weight * wide.to(values.dtype)
 
 
