@@ -116,8 +116,24 @@ def main(argv: list[str] | None = None) -> int:
     everything = {}
     with tempfile.TemporaryDirectory(prefix="late-speed-") as name:
         for threads in args.threads:
-            command = [sys.executable, "-m", "benchmarks.late_speed", "--one", "--readout", args.readout, "--threads", str(threads)]
-            command += ["--rounds", str(args.rounds), "--json", f"{name}/out.json", "--passages", *map(str, args.passages)]
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.late_speed",
+                "--one",
+                "--readout",
+                args.readout,
+                "--threads",
+                str(threads),
+            ]
+            command += [
+                "--rounds",
+                str(args.rounds),
+                "--json",
+                f"{name}/out.json",
+                "--passages",
+                *map(str, args.passages),
+            ]
             subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": str(threads)})
             everything[str(threads)] = json.loads(Path(name, "out.json").read_text())
             print(f"threads {threads}, readout {args.readout}")

@@ -81,7 +81,14 @@ def table(values: dict[str, dict[str, float]], collections: Iterable[str]) -> li
             low, high = bootstrap_interval(differences)
             mean, change = (sum(numbers) / len(keys) for numbers in (here, differences))
             rows.append(
-                {"row": name, "collection": collection, "queries": len(keys), "ndcg": mean, "change": change, "interval": [low, high]}
+                {
+                    "row": name,
+                    "collection": collection,
+                    "queries": len(keys),
+                    "ndcg": mean,
+                    "change": change,
+                    "interval": [low, high],
+                }
             )
     return rows
 

@@ -92,12 +92,31 @@ def write_collection(folder: Path) -> None:
 def commands(folder: Path, dtype: str) -> dict[str, list[str]]:
     """The contenders' command lines."""
     last_layer = json.loads(shipped_path(DEFAULT).read_text(encoding="utf-8"))["l_max"]
-    rerank = [sys.executable, "-m", "headrank", "rerank", "--model", "embedded", "--collection", str(folder), "--dtype", dtype]
+    rerank = [
+        sys.executable,
+        "-m",
+        "headrank",
+        "rerank",
+        "--model",
+        "embedded",
+        "--collection",
+        str(folder),
+        "--dtype",
+        dtype,
+    ]
     floor_dtype = "float32" if dtype == "int8" else dtype
     return {
         "rerank": [*rerank, "--output", str(folder / "out.txt"), "--restart"],
         "library": [sys.executable, "-c", LIBRARY, str(folder / "input.json")],
-        "floor": [sys.executable, "-c", FLOOR, str(folder / "input.json"), resolve_model("embedded"), str(last_layer + 1), floor_dtype],
+        "floor": [
+            sys.executable,
+            "-c",
+            FLOOR,
+            str(folder / "input.json"),
+            resolve_model("embedded"),
+            str(last_layer + 1),
+            floor_dtype,
+        ],
         "imports": [sys.executable, "-c", IMPORTS],
         "help": [sys.executable, "-m", "headrank", "--help"],
     }

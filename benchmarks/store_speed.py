@@ -7,8 +7,8 @@ page cache), one process per number of threads:
   fp32, bf16    a store in that format, the query's forward in float32 and in the fastest float format of this processor
   int8          an int8 store, the query's forward as for bf16
   int8-int8     an int8 store, the query's forward in int8 (`--dtype int8`)
-  floor-...     the parts of each measured bare: a plain forward of the query's tokens through the same layers in the same format, and
-                one product of the stored keys, side by side in memory, with the query's vectors
+  floor-...     the parts of each measured bare: a plain forward of the query's tokens through the same layers in the
+                same format, and one product of the stored keys, side by side in memory, with the query's vectors
   minilm        ms-marco-MiniLM-L-12-v2 (ONNX, int8) on the same pairs; needs a folder with model.onnx and
                 tokenizer.json, given by --minilm or HEADRANK_MINILM
 
@@ -47,7 +47,12 @@ from headrank.reranking.shipped_readouts import model_to_read
 MODEL, HEADS = "embedded", "fast"
 SIZES = (20, 40, 100)
 GOALS = {"without / int8": (60, 90, 150), "minilm / int8": (8, 12, 20)}
-OVER_A_STORE = {"fp32": ("fp32", "float32"), "bf16": ("bf16", "auto"), "int8": ("int8", "auto"), "int8-int8": ("int8", "int8")}
+OVER_A_STORE = {
+    "fp32": ("fp32", "float32"),
+    "bf16": ("bf16", "auto"),
+    "int8": ("int8", "auto"),
+    "int8-int8": ("int8", "int8"),
+}
 Work = Callable[[list[str]], object]
 
 
@@ -195,7 +200,10 @@ def main(argv: list[str] | None = None) -> int:
     """Print times and ratios for each number of threads; --json FILE keeps them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--minilm", metavar="DIR", default=os.environ.get("HEADRANK_MINILM"), help="an ONNX cross-encoder (default: HEADRANK_MINILM)"
+        "--minilm",
+        metavar="DIR",
+        default=os.environ.get("HEADRANK_MINILM"),
+        help="an ONNX cross-encoder (default: HEADRANK_MINILM)",
     )
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
@@ -205,7 +213,10 @@ def main(argv: list[str] | None = None) -> int:
     if args.stores:
         torch.set_num_threads(args.threads[0])
         documents = json.loads((args.stores / "documents.json").read_text())
-        results = {"cold": cold(args.stores, documents), "times": Contenders(args.stores, documents, args.minilm).times(args.rounds, SIZES)}
+        results = {
+            "cold": cold(args.stores, documents),
+            "times": Contenders(args.stores, documents, args.minilm).times(args.rounds, SIZES),
+        }
         Path(args.json).write_text(json.dumps(results))
         return 0
     with tempfile.TemporaryDirectory(prefix="store-speed-") as name:
@@ -214,7 +225,13 @@ def main(argv: list[str] | None = None) -> int:
         everything = {}
         for threads in args.threads:
             command = [sys.executable, "-m", "benchmarks.store_speed", "--stores", name, "--threads", str(threads)]
-            command += ["--rounds", str(args.rounds), "--json", f"{name}/out.json", *(["--minilm", args.minilm] if args.minilm else [])]
+            command += [
+                "--rounds",
+                str(args.rounds),
+                "--json",
+                f"{name}/out.json",
+                *(["--minilm", args.minilm] if args.minilm else []),
+            ]
             subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": str(threads)})
             everything[str(threads)] = json.loads((folder / "out.json").read_text())
             print(f"threads {threads}")

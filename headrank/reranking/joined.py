@@ -61,5 +61,13 @@ def join(decoder: Decoder, kind: Join) -> None:
         attention.joined_write = kind([attention.o_proj])
         unit.joined_read = kind([unit.gate_proj, unit.up_proj])
         unit.joined_write = kind([unit.down_proj])
-        del attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, unit.gate_proj, unit.up_proj, unit.down_proj
+        del (
+            attention.q_proj,
+            attention.k_proj,
+            attention.v_proj,
+            attention.o_proj,
+            unit.gate_proj,
+            unit.up_proj,
+            unit.down_proj,
+        )
     decoder.is_joined = True

@@ -47,7 +47,15 @@ def test_all_contenders_see_all_passages_in_every_round() -> None:
 def test_the_floor_of_a_start_runs_on_a_model_of_the_embedded_kind(tmp_path: Path) -> None:
     make_tiny_model(tmp_path / "model", "llama")
     start_up.write_collection(tmp_path)
-    command = [sys.executable, "-c", start_up.FLOOR, str(tmp_path / "input.json"), str(tmp_path / "model"), "2", "float32"]
+    command = [
+        sys.executable,
+        "-c",
+        start_up.FLOOR,
+        str(tmp_path / "input.json"),
+        str(tmp_path / "model"),
+        "2",
+        "float32",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -21,7 +21,18 @@ from tests.unit.test_late_reranker import HEADS, QUERIES, texts
 
 ROOT = Path(__file__).resolve().parents[2]
 # what a rerank may bring: the packages it works with, and nothing of training, evaluation, plots or transformers' modelling code
-WANTED = {"headrank", "jinja2", "markupsafe", "numpy", "safetensors", "tokenizers", "torch", "torchgen", "tqdm", "typing_extensions"}
+WANTED = {
+    "headrank",
+    "jinja2",
+    "markupsafe",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "torch",
+    "torchgen",
+    "tqdm",
+    "typing_extensions",
+}
 AT_ONCE = {"headrank"}
 ENDS = "\nimport json; print('\\n' + json.dumps(sorted(sys.modules)))"
 
@@ -68,7 +79,15 @@ def test_no_verb_needs_torch_to_explain_itself() -> None:
 
 
 def test_a_rerank_imports_the_packages_that_it_works_with_and_no_others(place: Path) -> None:
-    arguments = ["rerank", "--model", str(place / "model"), "--heads", str(place / "heads.json"), "--collection", str(place)]
+    arguments = [
+        "rerank",
+        "--model",
+        str(place / "model"),
+        "--heads",
+        str(place / "heads.json"),
+        "--collection",
+        str(place),
+    ]
     arguments += ["--device", "cpu", "--output", str(place / "out.txt")]
     modules = modules_after(f"from headrank.commands import main\nassert main({arguments!r}) == 0")
     assert packages_beyond_python(modules) <= WANTED
