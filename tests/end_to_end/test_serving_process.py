@@ -114,7 +114,7 @@ def test_killed_and_started_again_on_the_same_store_and_port_it_answers_the_same
                 assert "requests unanswered" not in second.log and "Traceback" not in second.log
         assert clients.wrong == [] and clients.gone > 0
     assert 0 < found["headrank_store_passages_found_total"] <= found["headrank_store_passages_asked_total"]
-    whole = HeadRankReranker.from_pretrained(model, heads, store=tmp_path / "store", dtype="float32")
+    whole = HeadRankReranker.from_pretrained(model, heads, store=tmp_path / "store")
     assert serving_load.make_pool(whole, lists) == pool
     assert isinstance(whole, LateReranker) and whole.usage.store_found > 0
 
