@@ -1,112 +1,147 @@
-"""The late layout against the parallel one, and against itself where passages come back: `python -m benchmarks.late_speed`.
+"""The late layout from cold, in every number format: `python -m benchmarks.late_speed`.
 
-Contenders, interleaved round by round in one process, with the same heads, weights and precision (embedded model, passages of about 100
-tokens):
+The embedded model with one of its readouts, lists of passages of 100 tokens, nothing remembered from list to list: every passage is
+computed for every query. Contenders, interleaved round by round in one process, a process for each number of threads:
 
-  parallel  one prompt with all passages, which the query reads; a log-mass readout, so no calibration branch
-  late      passages and query apart, every passage new ("from cold"). Bar: no slower than parallel
-  repeated  late again, where half of the passages stood in an earlier list. Bar: at most 0.6 of late
+  float32, bfloat16, int8   the reranker with weights in that format
+  floor-...                 the same tokens through the same layers in the same format, nothing else: no prompt, padding or scores
 
-Ratios are medians over the rounds: seconds of this kind of machine are noisy, ratios of neighbours are not.
+Ratios are those of the issue: a format to the floor of its own, and float32 to the others (goal of int8: 2). Times are CPU seconds per
+query; wall seconds stand in the JSON. The same over a store: benchmarks.store_speed.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
+import os
 import statistics
-import time
-from collections.abc import Callable
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoTokenizer
 
 from benchmarks.rerank_speed import QUERY, passages
-from headrank.method.heads import HeadSet
-from headrank.method.prompt import PromptTemplate
-from headrank.reranking.late_reranker import LateReranker
-from headrank.reranking.model_sources import resolve_model
+from benchmarks.store_speed import SIZES, Work, plain_attention, ratio, seconds
+from headrank.placement import fast_bfloat16
 from headrank.reranking.reader import AttentionReader
-from headrank.reranking.reranker import HeadRankReranker
-from headrank.reranking.shipped_readouts import UNTRAINED, shipped_readout
+from headrank.reranking.reranker import HeadRankReranker, choose_heads
+from headrank.reranking.shipped_readouts import model_to_read
 
-BARS = {"late/parallel": 1.0, "repeated/late": 0.6}
-Round = Callable[[], float]
-
-
-class Layouts:
-    """Both rerankers on one set of weights."""
-
-    def __init__(self, heads: HeadSet, num_passages: int, dtype: str) -> None:
-        """``heads`` is a late readout; the parallel layout reads the same heads with the same weights."""
-        model = resolve_model("embedded")
-        parallel = PromptTemplate.from_dict(heads.prompt.to_dict() | {"document_layout": "parallel"})
-        reader = AttentionReader.load(model, prompt=heads.prompt, last_layer=heads.l_max, dtype=dtype)
-        # a reader of its own: it holds the prompt that its lists are encoded with
-        other = AttentionReader.load(model, prompt=parallel, last_layer=heads.l_max, dtype=dtype)
-        self.late = LateReranker(reader, heads)
-        self.parallel = HeadRankReranker.from_reader(other, dataclasses.replace(heads, prompt=parallel))
-        every = passages(num_passages * 3 // 2, AutoTokenizer.from_pretrained(model))
-        half = num_passages // 2
-        self.list, self.earlier = every[:num_passages], every[half : num_passages + half]
-
-    def cold(self) -> float:
-        """Seconds of the late layout with nothing remembered."""
-        self.late.recent.clear()
-        return _seconds(lambda: self.late.rank(QUERY, self.list))
-
-    def repeated(self) -> float:
-        """Seconds after another list that shares half of the passages, which is not counted."""
-        self.late.recent.clear()
-        self.late.rank("which families keep their nets there", self.earlier)
-        return _seconds(lambda: self.late.rank(QUERY, self.list))
-
-    def in_one_prompt(self) -> float:
-        """Seconds of the parallel layout."""
-        return _seconds(lambda: self.parallel.rank(QUERY, self.list))
+MODEL, GOAL = "embedded", 2.0
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
+def contenders(readout: str, formats: Sequence[str]) -> dict[str, Work]:
+    """Every format, and its floor."""
+    ways: dict[str, Work] = {}
+    for dtype in formats:
+        reranker = HeadRankReranker.from_pretrained(MODEL, readout, dtype=dtype, key_cache_bytes=0)
+        ways[dtype] = lambda some, reranker=reranker: reranker.rank(QUERY, some)  # type: ignore[misc]
+        ways[f"floor-{dtype}"] = floor(readout, dtype)
+    return ways
+
+
+def floor(readout: str, dtype: str) -> Work:
+    """One forward of the query's tokens and forwards of the passages', as many together as the reranker takes."""
+    heads = choose_heads(MODEL, readout)
+    reader: Any = AttentionReader.load(model_to_read(MODEL, readout), prompt=heads.prompt, last_layer=heads.l_max, dtype=dtype)
+    reader.model.attend = plain_attention
+    ids_of: dict[str, list[int]] = {}
+
+    @torch.inference_mode()
+    def work(some: list[str]) -> None:
+        for text in [QUERY, *some]:
+            if text not in ids_of:  # ids are given, as a floor has them
+                ids_of[text] = reader.tokenizer(text, add_special_tokens=False)["input_ids"]
+        rows = [ids_of[text] for text in some]
+        length = max(map(len, rows))
+        together = max(1, 192 // length)
+        batches = [[ids_of[QUERY]]] + [rows[start : start + together] for start in range(0, len(rows), together)]
+        for batch in batches:
+            longest = max(map(len, batch))
+            ids = torch.tensor([row + [0] * (longest - len(row)) for row in batch])
+            reader.model(input_ids=ids, position_ids=torch.arange(longest).expand(ids.shape))
+
+    return work
+
+
+def measure(ways: dict[str, Work], documents: list[str], sizes: Sequence[int], rounds: int) -> dict[str, dict[str, list[list[float]]]]:
+    """(CPU, wall) seconds per query by number of passages and contender, a pair a round."""
+    found: dict[str, dict[str, list[list[float]]]] = {}
+    for work in ways.values():
+        work(documents[: min(sizes)])
+    for size in sizes:
+        found[str(size)] = {name: [] for name in ways}
+        for _ in range(rounds):
+            for name, work in ways.items():
+                found[str(size)][name].append(seconds(work, documents[:size], 1))
+    return found
+
+
+def show(times: dict[str, dict[str, list[list[float]]]]) -> None:
+    """Seconds and ratios."""
+    for size, of_size in times.items():
+        medians = {name: statistics.median(cpu for cpu, _ in rounds) for name, rounds in of_size.items()}
+        formats = [name for name in medians if not name.startswith("floor")]
+        print(f"{size:>4} passages, CPU s per query: " + ", ".join(f"{name} {value:.2f}" for name, value in medians.items()))
+        parts = [f"{name} / its floor {ratio(of_size, name, f'floor-{name}'):.2f}" for name in formats]
+        goals = {"int8": f" (goal {GOAL:.0f})"}
+        parts += [f"float32 / {name} {ratio(of_size, 'float32', name):.2f}{goals.get(name, '')}" for name in formats if name != "float32"]
+        print("     " + ", ".join(parts))
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print medians and ratios; --json FILE keeps every round."""
+    """Print times and ratios for each number of threads; --json FILE keeps them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--heads", choices=UNTRAINED, default="untrained-fast", help="which shipped readout of the untouched model")
-    parser.add_argument("--passages", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--dtype", default="auto", help="auto (default), float32 or bfloat16, for both")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, torch.get_num_threads()])
+    parser.add_argument("--readout", choices=("full", "fast"), default="fast")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--passages", type=int, nargs="+", default=list(SIZES))
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    layouts = Layouts(shipped_readout(args.heads, "embedded"), args.passages, args.dtype)
-    rounds: dict[str, Round] = {"parallel": layouts.in_one_prompt, "late": layouts.cold, "repeated": layouts.repeated}
-    results: dict[str, object] = {"heads": args.heads, "passages": args.passages, "dtype": args.dtype, "threads": {}}
-    for threads in dict.fromkeys(args.threads):
-        torch.set_num_threads(threads)
-        for warm_up in rounds.values():
-            warm_up()
-        times: dict[str, list[float]] = {name: [] for name in rounds}
-        for _ in range(args.rounds):
-            for name, work in rounds.items():
-                times[name].append(work())
-        ratios = {name: statistics.median(a / b for a, b in zip(*(times[part] for part in name.split("/")), strict=True)) for name in BARS}
-        print(
-            f"threads {threads}: "
-            + ", ".join(f"{name} {statistics.median(values):.2f} s" for name, values in times.items())
-            + " | "
-            + ", ".join(f"{name} {ratio:.3f} (bar {BARS[name]:g})" for name, ratio in ratios.items())
-        )
-        results["threads"][str(threads)] = {**times, "ratios": ratios}  # type: ignore[index]
+    if args.one:
+        torch.set_num_threads(args.threads[0])
+        ways = contenders(args.readout, ["float32", *(["bfloat16"] if fast_bfloat16() else []), "int8"])
+        from headrank.reranking.model_sources import resolve_model
+        from headrank.reranking.plain_tokenizer import PlainTokenizer
+
+        documents = passages(max(args.passages), PlainTokenizer.read(resolve_model(MODEL)))
+        Path(args.json).write_text(json.dumps(measure(ways, documents, args.passages, args.rounds)))
+        return 0
+    everything = {}
+    with tempfile.TemporaryDirectory(prefix="late-speed-") as name:
+        for threads in args.threads:
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.late_speed",
+                "--one",
+                "--readout",
+                args.readout,
+                "--threads",
+                str(threads),
+            ]
+            command += [
+                "--rounds",
+                str(args.rounds),
+                "--json",
+                f"{name}/out.json",
+                "--passages",
+                *map(str, args.passages),
+            ]
+            subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": str(threads)})
+            everything[str(threads)] = json.loads(Path(name, "out.json").read_text())
+            print(f"threads {threads}, readout {args.readout}")
+            show(everything[str(threads)])
     if args.json:
-        with open(args.json, "w", encoding="utf-8") as stream:
-            json.dump(results, stream, indent=2)
+        Path(args.json).write_text(json.dumps(everything, indent=2) + "\n")
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())
