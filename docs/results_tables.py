@@ -1,4 +1,4 @@
-"""Write the tables of README.md, docs/results.md and docs/teacher_training.md from results/: python docs/results_tables.py [--check] [--add FOLDER]
+"""Write the tables of README.md and of pages of docs/ from results/: python docs/results_tables.py [--check] [--add FOLDER]
 
 Each table stands between two marker comments and is replaced whole; the text around it is left alone. ``--check`` writes nothing and
 fails when a page is not current (`make results-page` writes, a test checks). ``--add FOLDER`` first takes the cells below a folder of
