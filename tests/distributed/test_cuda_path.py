@@ -15,10 +15,10 @@ SAME_BF16 = 0.02  # bfloat16 rounds to three digits, and each kind of layer else
 SAME_RESUMED = 1e-6
 
 
-def answers(what: str, output, *toy_flags: str, ranks: int = 1):
-    """What tests/distributed/cuda_path.py found in processes that import the stand-in."""
+def answers(what: str, output, *toy_flags: str, ranks: int = 1, stand_ins: str = "stand_ins"):
+    """What tests/distributed/cuda_path.py found in processes that import the stand-ins."""
     environment = {**QUIET_ENVIRONMENT, "PATH": "/usr/bin:/bin", "HOME": str(output.parent)}
-    environment["PYTHONPATH"] = f"{ROOT}:{ROOT / 'tests' / 'stand_ins'}"
+    environment["PYTHONPATH"] = f"{ROOT}:{ROOT / 'tests' / stand_ins}"
     command = [sys.executable, "-W", "ignore", "-m", "tests.distributed.cuda_path", what, str(output), *toy_flags]
     port = free_port()
     processes = [
@@ -72,3 +72,10 @@ def test_with_the_fused_optimizer_a_run_resumes_where_it_stopped(losses):
 def test_with_the_fused_optimizer_a_run_resumes_at_another_tensor_parallel_size(losses):
     assert losses["engine bf16, resumed without tensor parallelism"][:2] == losses["engine bf16"][:2]
     assert losses["engine bf16, resumed without tensor parallelism"] == pytest.approx(losses["engine bf16"], rel=SAME_BF16)
+
+
+def test_where_transformer_engine_is_absent_apex_takes_the_steps_and_a_run_resumes(losses, toy, tmp_path):
+    found = answers("apex", tmp_path / "found.json", *toy.flags("--global-batch-size", "2"), ranks=2, stand_ins="stand_ins_apex")
+    assert found["steps"] >= 4 and len(found["whole"]) == 4
+    assert found["whole"] == pytest.approx(losses["local bf16"], rel=SAME_BF16)
+    assert found["resumed"] == pytest.approx(found["whole"], rel=SAME_RESUMED)
