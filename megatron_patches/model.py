@@ -277,7 +277,10 @@ class HeadRankModel(MegatronModule):
         return output, LayerRows(tuple(head + self.heads_on_rank.start for head in mine), *rows)
 
     def _precision(self, layer: int) -> contextlib.AbstractContextManager[Any]:
-        """Megatron's FP8 context of a layer, which its TransformerBlock would open; nothing without --fp8-format."""
+        """Megatron's FP8 context of a layer, which its TransformerBlock would open; nothing without --fp8-format.
+
+        One for each layer, which is right for every recipe but delayed scaling.
+        """
         return get_fp8_context(self.config, layer) if self.config.fp8 else contextlib.nullcontext()
 
     def _index_of(self, heads: Sequence[int]) -> torch.Tensor:

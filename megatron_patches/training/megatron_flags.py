@@ -113,7 +113,13 @@ MEGATRON_FLAGS: dict[str, list[Flag]] = {
             "(docs/gpu.md says what to measure).",
             choices=["e4m3", "hybrid"],
         ),
-        value("--fp8-recipe", str, "delayed", "How FP8 values are scaled.", choices=["tensorwise", "delayed", "mxfp8", "blockwise"]),
+        value(
+            "--fp8-recipe",
+            str,
+            "tensorwise",
+            "How FP8 values are scaled. Megatron's 'delayed' is not there: its histories must not be left between layers.",
+            choices=["tensorwise", "mxfp8", "blockwise"],
+        ),
         switch("--accumulate-allreduce-grads-in-fp32", "Accepted for launchers; gradients are always float32."),
     ],
     "checkpointing": [

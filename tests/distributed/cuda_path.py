@@ -18,6 +18,7 @@ import torch
 from tests.distributed.launcher import free_port
 
 TENSOR_PARALLEL = ("--tensor-model-parallel-size", "2")
+UNFUSED = ("--no-rope-fusion", "--no-gradient-accumulation-fusion")
 LAUNCHER = ("--bf16", "--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")  # as launch/train_common.sh
 
 
@@ -43,7 +44,8 @@ def trained(toy_flags: list[str], place: Path) -> dict[str, list[float]]:
         "engine fp32": train(toy_flags, place / "fp32", *engine),
         "local bf16": train(toy_flags, place / "plain", *LAUNCHER, *local),
         "engine bf16": train(toy_flags, place / "bf16", *LAUNCHER, *engine),
-        "engine bf16, not split": train(toy_flags, place / "whole", *LAUNCHER, *engine[:-1], "--recompute-activations"),
+        "engine bf16, not split": train(toy_flags, place / "whole", *LAUNCHER, *engine[:-1], "--recompute-activations", *UNFUSED),
+        "engine fp8": train(toy_flags, place / "fp8", *LAUNCHER, *engine, "--fp8-format", "hybrid"),
     }
     for name, again in (("resumed", engine), ("resumed without tensor parallelism", engine[:2])):
         save = place / name
