@@ -42,5 +42,5 @@ def test_the_profile_holds_the_steps_that_were_asked_for_on_every_rank(run) -> N
     place, _ = run
     traces = sorted((place / "torch_profile").iterdir())
     assert [trace.name for trace in traces] == ["rank-0.json.gz", "rank-1.json.gz"]
-    names = {event.get("name", "") for event in json.loads(gzip.open(traces[0]).read())["traceEvents"]}
+    names = {event.get("name", "") for event in json.loads(gzip.decompress(traces[0].read_bytes()))["traceEvents"]}
     assert any("aten::mm" in name for name in names) and any("Adam" in name for name in names)
