@@ -45,7 +45,7 @@ TEACHER = ["sentence-transformers>=5.0", "onnxruntime"]  # headrank label: cross
 SERVE = ["fastapi", "uvicorn"]  # headrank serve
 SERVER = [*SERVE, "openai"]  # what 'transformers serve' needs: the tests talk to a real OpenAI-compatible server
 INTEGRATIONS = ["langchain-core", "llama-index-core", "haystack-ai", "rerankers"]  # what headrank/integrations adapts to, for its tests
-DEV = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "peft", *SERVER, *TEACHER, *INTEGRATIONS]
+DEV = ["pytest", "sentencepiece", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "peft", *SERVER, *TEACHER, *INTEGRATIONS]
 
 setup(
     name="headrank",

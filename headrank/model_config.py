@@ -5,6 +5,7 @@ transformers is imported only where its own configuration classes are needed: it
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,14 @@ def truncate_config(config: Any, num_layers: int) -> None:
         if isinstance(value, list) and len(value) == total and key != "architectures":
             setattr(config, key, value[:num_layers])
     config.num_hidden_layers = num_layers
+
+
+def require_tokenizer_reader(model: str | Path) -> None:
+    """A folder with tokenizer.model alone (older Mistral and Llama) is converted by transformers, which needs sentencepiece for it."""
+    folder = Path(base_of(model))
+    is_older = (folder / "tokenizer.model").is_file() and not (folder / "tokenizer.json").is_file()
+    if is_older and importlib.util.find_spec("sentencepiece") is None:
+        raise InputError(f"{model}: brings tokenizer.model only, which needs the package sentencepiece: pip install sentencepiece")
 
 
 def first_line(error: BaseException) -> str:

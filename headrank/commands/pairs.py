@@ -240,10 +240,12 @@ def _show(args: argparse.Namespace) -> int:
     from data_tools.contexts import CONTEXTS_FILE
     from data_tools.show_sample import render_context
     from headrank.method.spans import PromptEncoder
+    from headrank.model_config import require_tokenizer_reader
 
     if not (Path(args.output) / CONTEXTS_FILE).is_file():
         raise InputError(f"{args.output}: has no {CONTEXTS_FILE} to show; build it first, without --show")
     model = resolve_model(args.model)  # its own errors are clear lines already
+    require_tokenizer_reader(model)
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError, KeyError) as error:

@@ -17,7 +17,7 @@ from headrank.errors import InputError
 from headrank.method.attention import batch_contexts
 from headrank.method.prompt import PromptTemplate
 from headrank.method.spans import EncodedContext, PromptEncoder
-from headrank.model_config import first_line, load_config, text_config, truncate_config
+from headrank.model_config import first_line, load_config, require_tokenizer_reader, text_config, truncate_config
 from headrank.placement import fast_bfloat16, resolve_device, use_available_cores
 from headrank.reranking.capture import Capture, ExitEarly, register
 from headrank.reranking.decoder import Decoder, load_decoder
@@ -164,6 +164,7 @@ def load_complete(auto: Any, model: str | Path, kind: str, **options: Any) -> tu
 
     source, dtype = base_of(model), options.pop("dtype", None)
     is_adapted = is_adapter_folder(model)
+    require_tokenizer_reader(model)
     try:
         with quiet_loading():
             tokenizer = AutoTokenizer.from_pretrained(source)

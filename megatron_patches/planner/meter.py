@@ -38,7 +38,7 @@ _WITHOUT_FAKE = {"c10d.allgather_into_tensor_coalesced_", "c10d.reduce_scatter_t
 # operators that read as much as they write, however large the table they read from
 _SPARSE_READS = {aten.embedding, aten.gather, aten.index, aten.index_select, aten.slice, aten.select}
 # what makes the host wait until the GPU has caught up
-_WAITS = {aten._local_scalar_dense, aten.nonzero, aten.is_nonzero, aten.equal, aten.masked_select, aten.unique2, aten._unique2}
+_WAITS = {aten._local_scalar_dense, aten.nonzero, aten.is_nonzero, aten.equal, aten.masked_select, aten._unique2}
 _FREE = {aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.new_empty_strided, aten.detach, aten.alias}
 
 

@@ -18,7 +18,7 @@ from headrank.errors import InputError
 from headrank.method.heads import HeadSet
 from headrank.method.late_prompt import LateEncoder, late_limit
 from headrank.method.spans import PromptEncoder
-from headrank.model_config import first_line, load_config, text_config
+from headrank.model_config import first_line, load_config, require_tokenizer_reader, text_config
 from megatron_patches.parallel_scores import gather_from_all
 from megatron_patches.shape import ModelShape
 from megatron_patches.training.config import TrainingConfig
@@ -103,6 +103,7 @@ def _on_every_rank(opened: Callable[[], Any]) -> Any:
 def _tokenizer(config: TrainingConfig) -> Any:
     """The tokenizer of --tokenizer-model or of the model; transformers makes an empty one where files are missing."""
     flag, directory = ("--headrank-model", config.model) if config.tokenizer is None else ("--tokenizer-model", config.tokenizer)
+    require_tokenizer_reader(directory)
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory)
     except Exception as error:

@@ -38,7 +38,8 @@ def memory_in_use() -> dict[str, float]:
         }
     pages = int(Path("/proc/self/statm").read_text().split()[1]) if Path("/proc/self/statm").exists() else 0
     highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"resident": pages * resource.getpagesize(), "max resident": highest}
+    resident = pages * resource.getpagesize()
+    return {"resident": resident, "max resident": max(resident, highest)}  # the kernel brings its maximum up to date now and then
 
 
 def memory_line(rank: int, iteration: int, memory: dict[str, float]) -> str:

@@ -71,8 +71,9 @@ class Bench:
     heads: Path
     lists: Path
     has_gpu: bool
+    steps: int = 4  # of a run, an even number
 
-    def train(self, name: str, *flags: str, ranks: int, save: Path | None = None, iterations: int = 4) -> Trained:
+    def train(self, name: str, *flags: str, ranks: int, save: Path | None = None, iterations: int | None = None) -> Trained:
         """A run of its own folder, or going on in ``save``."""
         save = save or self.place / name
         log = self.place / f"{name}.log"
@@ -81,7 +82,7 @@ class Bench:
             "--headrank-heads": self.heads,
             "--train-data-path": self.lists,
             "--save": save,
-            "--train-iters": iterations,
+            "--train-iters": iterations or self.steps,
             "--lr": 1e-4,
             "--lr-decay-style": "constant",
             "--log-interval": 1,

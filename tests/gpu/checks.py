@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -87,9 +88,11 @@ def resumed_runs_go_on(bench: Bench, facts: Facts) -> None:
     flags = ("--bf16", "--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather", "--deterministic-mode")
     whole = bench.train("whole", *flags, *largest, ranks=bench.sizes[-1])
     facts["whole"] = whole.losses
+    stopped = bench.train("stopped", *flags, *largest, "--exit-interval", str(bench.steps // 2), ranks=bench.sizes[-1])
+    assert len(stopped.losses) == bench.steps // 2
     for name, again in (("same size", largest), ("tensor parallelism 1", bench.split(1))):
         save = bench.place / f"resumed at {name}"
-        bench.train(f"stopped before {name}", *flags, *largest, "--exit-interval", "2", ranks=bench.sizes[-1], save=save)
+        shutil.copytree(stopped.save, save)
         facts[name] = bench.train(f"resumed at {name}", *flags, *again, ranks=bench.sizes[-1], save=save).losses
     same({"whole": whole.losses, "same size": facts["same size"]}, SAME_RESUMED)
     same({"whole": whole.losses, "other size": facts["tensor parallelism 1"]}, SAME_BF16)
