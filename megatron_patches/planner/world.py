@@ -29,7 +29,9 @@ from megatron_patches.planner.tiled_attention import attend_to_tiles
 
 
 @contextlib.contextmanager
-def fake_world(world_size: int, tensor_model_parallel_size: int, rank: int = 0, *, has_gpu_kernels: bool = True) -> Iterator[StepMeter]:
+def fake_world(
+    world_size: int, tensor_model_parallel_size: int, rank: int = 0, *, has_gpu_kernels: bool = True, lacks: Sequence[str] = ()
+) -> Iterator[StepMeter]:
     """Become rank ``rank`` of a fake world, with every operator metered. Leaves no process group behind.
 
     ``has_gpu_kernels`` takes the operators that a GPU would run where they differ from the CPU's in what they keep for backward:
@@ -51,6 +53,8 @@ def fake_world(world_size: int, tensor_model_parallel_size: int, rank: int = 0, 
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(mock.patch.object(torch.nn.RMSNorm, "forward", _fused_norm))
             stack.enter_context(mock.patch.object(attention, "_lacks_grouped_kernel", _lacks_grouped_kernel))
+            if "grouped rows" in lacks:
+                stack.enter_context(mock.patch.object(attention, "_attend_few", _attend_few_by_the_masked_kernel))
             stack.enter_context(mock.patch.object(FlexibleMask, "attend", attend_to_tiles))
         stack.enter_context(_NumbersFromFakes())
         parallel_state.initialize_model_parallel(tensor_model_parallel_size=tensor_model_parallel_size)
@@ -133,6 +137,13 @@ def _fused_norm(norm: torch.nn.RMSNorm, x: torch.Tensor) -> torch.Tensor:
 def _lacks_grouped_kernel(query: torch.Tensor, *, has_mask: bool) -> bool:
     """headrank.method.attention's answer on a GPU."""
     return has_mask or query.dtype == torch.float32
+
+
+def _attend_few_by_the_masked_kernel(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """What calibration rows would cost without the grouped product."""
+    return attention._attend(query, key, value, attn_mask=mask, scale=scale)
 
 
 class _NumbersFromFakes(TorchFunctionMode):
