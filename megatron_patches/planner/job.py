@@ -15,6 +15,17 @@ from megatron_patches.training.config import TrainingConfig, config_from
 # Prompt text around the documents, in Qwen3 tokens, measured on the training collections: chat opening, "[i] " and line
 # breaks of each document, instruction + query + chat suffix, instruction + "N/A" + chat suffix, and the rows of I_q in both.
 OPENING_TOKENS, LABEL_TOKENS, QUERY_TOKENS, CALIBRATION_TOKENS, QUERY_ROWS, CALIBRATION_ROWS = 4, 4, 36, 28, 10, 2
+LATE_QUERY_TOKENS = QUERY_ROWS + 2  # "Query:" and the query's own
+
+# What a late job is trained with: docs/teacher_training.md
+LATE_FLAGS = {
+    "--headrank-document-layout": "late",
+    "--headrank-loss": "teacher",
+    "--headrank-teacher-ranknet": 1,
+    "--headrank-teacher-listwise": 0.5,
+    "--headrank-in-batch-weight": 0.3,
+    "--headrank-beta": 0,
+}
 
 LACKS = ("grouped rows", "flexible attention")
 
@@ -44,13 +55,20 @@ class Job:
     lora_rank: int = 0
 
     @property
+    def is_late(self) -> bool:
+        """Whether passages and queries are rows of their own, trained on a teacher's scores."""
+        return self.heads.prompt.is_late
+
+    @property
     def prefix_tokens(self) -> int:
         """Tokens both branches share."""
         return OPENING_TOKENS + self.documents * (self.document_tokens + LABEL_TOKENS)
 
     @property
     def sequence_tokens(self) -> int:
-        """Tokens of one context with both branches."""
+        """Tokens of one context with both branches; in the late layout of its passages and its query."""
+        if self.is_late:
+            return self.documents * self.document_tokens + LATE_QUERY_TOKENS
         return self.prefix_tokens + QUERY_TOKENS + CALIBRATION_TOKENS
 
     @property
@@ -88,9 +106,10 @@ class Job:
             "--train-iters": 1,
             "--lr": 1e-5,
             "--clip-grad": 5.0,
-            "--headrank-lora-rank": self.lora_rank,
             **({"--recompute-granularity": "full"} if self.is_recomputed else {}),
             **({"--recompute-granularity": "selective"} if self.recompute_modules else {}),
+            **({"--headrank-lora-rank": self.lora_rank} if self.lora_rank else {}),
+            **(LATE_FLAGS if self.is_late else {}),
         }
         switches = {
             "--bf16": self.is_bf16,
