@@ -71,8 +71,8 @@ def paper() -> str:
     rows = []
     for model, size in PAPER_TP.items():
         for label, one in (
-            ("launcher, P = 1", plan(model, size, pairs_per_context=1)),
-            ("P = 16", plan(model, size)),
+            ("launcher, P = 1", plan(model, size, pairs_per_context=1, is_sequence_parallel=True)),
+            ("P = 16", plan(model, size, is_sequence_parallel=True)),
             ("the paper's text", plan(model, size, recipe="literal")),
         ):
             step = one.step
@@ -197,7 +197,7 @@ def savings() -> str:
         ("calibration rows by masked attention, K and V repeated", {**launcher, "lacks": ("grouped rows",)}),
         ("parallel layout, FlexAttention", side_by_side),
         ("parallel layout, blocks gathered", {**side_by_side, "lacks": ("flexible attention", "grouped rows")}),
-        ("every layer (`--headrank-full-depth`)", {**launcher, "is_full_depth": True}),
+        ("every layer built, those above l_max frozen (`--headrank-full-depth`)", {**launcher, "is_full_depth": True}),
     )
     rows = []
     for name, settings in kinds:
