@@ -5,11 +5,10 @@ transformers is imported only where its own configuration classes are needed: it
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
-from headrank.errors import InputError
+from headrank.errors import InputError, first_line
 from headrank.reranking.decoder_files import DecoderShape
 from headrank.reranking.model_sources import base_of
 
@@ -46,16 +45,3 @@ def truncate_config(config: Any, num_layers: int) -> None:
         if isinstance(value, list) and len(value) == total and key != "architectures":
             setattr(config, key, value[:num_layers])
     config.num_hidden_layers = num_layers
-
-
-def require_tokenizer_reader(model: str | Path) -> None:
-    """A folder with tokenizer.model alone (older Mistral and Llama) is converted by transformers, which needs sentencepiece for it."""
-    folder = Path(base_of(model))
-    is_older = (folder / "tokenizer.model").is_file() and not (folder / "tokenizer.json").is_file()
-    if is_older and importlib.util.find_spec("sentencepiece") is None:
-        raise InputError(f"{model}: brings tokenizer.model only, which needs the package sentencepiece: pip install sentencepiece")
-
-
-def first_line(error: BaseException) -> str:
-    """What an exception says, on one line."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

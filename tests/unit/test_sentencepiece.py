@@ -5,12 +5,11 @@ from __future__ import annotations
 import io
 
 import pytest
-from transformers import AutoTokenizer
 
 from headrank.errors import InputError
 from headrank.method.prompt import PromptTemplate
 from headrank.method.spans import PromptEncoder
-from headrank.model_config import require_tokenizer_reader
+from headrank.reranking.model_sources import load_tokenizer, require_tokenizer_reader
 from tests.tiny_models import _TEXT
 
 sentencepiece = pytest.importorskip("sentencepiece", reason="needs the package sentencepiece (extra dev)")
@@ -40,8 +39,7 @@ def folder(tmp_path_factory):
 
 
 def test_a_prompt_has_its_documents_where_their_tokens_are(folder) -> None:
-    require_tokenizer_reader(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder, "the older model")
     documents = [("", "The flea needs a warm host."), ("Violin", "Rosin makes the bow grip; 37 strings, café.")]
     encoded = PromptEncoder(tokenizer, PromptTemplate()).encode("how long does a flea live", documents)
     found = [tokenizer.decode(encoded.input_ids[start:end]).strip() for start, end in encoded.document_spans]
@@ -52,11 +50,11 @@ def test_a_prompt_has_its_documents_where_their_tokens_are(folder) -> None:
 def test_without_the_package_the_remedy_is_said(folder, monkeypatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"tokenizer\.model only, which needs the package sentencepiece: pip install sentencepiece"):
-        require_tokenizer_reader(folder)
+        require_tokenizer_reader(str(folder))
 
 
 def test_a_folder_with_tokenizer_json_needs_nothing_more(folder, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for name in ("tokenizer.model", "tokenizer.json"):
         (tmp_path / name).touch()
-    require_tokenizer_reader(tmp_path)
+    require_tokenizer_reader(str(tmp_path))
