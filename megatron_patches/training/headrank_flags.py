@@ -127,7 +127,7 @@ HEADRANK_FLAGS: list[Flag] = [
         "--headrank-megatron-flags",
         str,
         None,
-        "More flags of Megatron-LM's trainer, in one string: '--log-straggler --async-save'.",
+        "More flags of Megatron-LM's trainer, in one string behind an equals sign: --headrank-megatron-flags='--log-straggler'.",
         metavar="FLAGS",
     ),
     value("--headrank-max-nan-steps", int, 5, "Stop after this many steps with a NaN or infinite loss or gradient in a row."),

@@ -70,7 +70,7 @@ def config(*flags: str, world_size: int = 1):
         (["--profile", "--profile-step-start", "12"], 1, "--profile-step-end 12 is not after --profile-step-start 12"),
         (["--use-pytorch-profiler", "--save", "run"], 1, "--use-pytorch-profiler goes with --profile"),
         (["--use-pytorch-profiler", "--profile"], 1, "needs a place for its traces; add --save"),
-        (["--headrank-megatron-flags", "--async-save"], 1, "go with --headrank-trainer megatron; add it"),
+        (["--headrank-megatron-flags=--async-save"], 1, "go with --headrank-trainer megatron; add it"),
         (["--finetune"], 1, "add --load or --pretrained-checkpoint"),
         (["--finetune", "--load", "run", "--save", "./other/../run/"], 1, "another --save"),
         (["--finetune", "--load", "run", "--pretrained-checkpoint", "base"], 1, "--load run and --pretrained-checkpoint base are given"),
