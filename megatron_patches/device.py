@@ -25,6 +25,7 @@ from headrank.errors import InputError
 
 _cpu_mode: _CpuForCuda | None = None
 _LAUNCHER_NUMBERS = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_PORT": "29500"}  # and what holds without torchrun
+_NEWEST_GENERATION = 10  # of which Megatron asks for nothing in the environment
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # names of glibc's malloc.h
 
 
@@ -176,14 +177,15 @@ def install_cpu_backend() -> None:
 
 @contextlib.contextmanager
 def trainer_without_cuda() -> Iterator[None]:
-    """Let Megatron-LM's trainer start where there is no CUDA. Three of its functions cannot run there and are passed over:
+    """Let Megatron-LM's trainer start where there is no CUDA. Four of its functions cannot run there and are passed over:
 
-    the assertion that there is CUDA, compiling its dataset index (ours is another), and warming up compiled fusions.
+    the assertion that there is CUDA, the question for the GPU's generation, compiling its dataset index (ours is another), and warming
+    up compiled fusions.
     """
     if has_cuda():
         yield
         return
-    from megatron.training import initialize, training
+    from megatron.training import arguments, initialize, training
 
     with contextlib.ExitStack() as stack:
         for place in (training, initialize):
@@ -193,6 +195,7 @@ def trainer_without_cuda() -> Iterator[None]:
             if hasattr(place, "set_jit_fusion_options"):
                 stack.enter_context(mock.patch.object(place, "set_jit_fusion_options", _nothing()))
         stack.enter_context(mock.patch.object(initialize, "_compile_dependencies", _nothing()))
+        stack.enter_context(mock.patch.object(arguments, "get_device_arch_version", lambda: _NEWEST_GENERATION))
         yield
 
 

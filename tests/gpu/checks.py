@@ -18,7 +18,7 @@ from tests.gpu.bench import ROOT, Bench, run, trained
 Facts = dict[str, Any]
 
 SAME_FP32 = 1e-4  # relative: float32 sums over other shards
-SAME_BF16 = 0.02  # relative: three digits
+SAME_BF16 = 0.05  # relative: three digits, and a few steps on random weights
 SAME_RESUMED = 1e-6
 ROUNDING = 3.0  # times Hugging Face's own rounding in bfloat16
 PLANNED = (0.8, 1.2)  # the allocator's peak over the planner's
