@@ -90,3 +90,9 @@ def test_the_words_that_readme_begins_with_rank_the_answer_first(embedded_model:
         "why is the sea salty", ["Rivers carry minerals into the sea.", "The Dead Sea Scrolls were found in caves."]
     )
     assert [row["corpus_id"] for row in ranked] == [0, 1]
+
+
+def test_benchmark_run_takes_a_shipped_readout_by_name() -> None:
+    from headrank.commands.benchmark_run import _heads
+
+    assert _heads(["fast"], ["headrank"]) == {"headrank": "fast"}
