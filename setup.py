@@ -44,6 +44,7 @@ DATASETS = ["ir_datasets>=0.5"]  # headrank benchmark prepare NAME --from ir_dat
 TEACHER = ["sentence-transformers>=5.0", "onnxruntime"]  # headrank label: cross-encoders as teachers
 SERVE = ["fastapi", "uvicorn"]  # headrank serve
 SERVER = [*SERVE, "openai"]  # what 'transformers serve' needs: the tests talk to a real OpenAI-compatible server
+RAY = ["ray[data]>=2.40"]  # headrank rerank --ray, headrank index --ray
 INTEGRATIONS = ["langchain-core", "llama-index-core", "haystack-ai", "rerankers"]  # what headrank/integrations adapts to, for its tests
 DEV = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "peft", *SERVER, *TEACHER, *INTEGRATIONS]
 
@@ -70,6 +71,7 @@ setup(
         "teacher": TEACHER,
         "integrations": INTEGRATIONS + TEACHER,
         "serve": SERVE,
+        "ray": RAY,
         "dev": TRAIN + DEV,
     },
     entry_points={"console_scripts": ["headrank = headrank.commands:main"]},

@@ -17,7 +17,7 @@ from typing import Any
 
 from headrank.artifacts import file_state, fingerprint
 from headrank.errors import InputError
-from headrank.files import parse_object, write_json, write_jsonl
+from headrank.files import write_json, write_jsonl
 from headrank.formats import read_lines, write_run
 from headrank.integrations.ray_data import READING_CORE, Workers, connect, find_workers
 from headrank.reranking.elsewhere import outlines
@@ -57,7 +57,9 @@ def _for_other_machines(job: RerankJob) -> RerankJob:
         return str(Path(name).absolute()) if name and Path(name).exists() else name
 
     targets = tuple(dataclasses.replace(target, heads=whole(target.heads)) for target in job.targets)
-    return dataclasses.replace(job, model=whole(job.model) if job.model != "embedded" else job.model, store=whole(job.store), targets=targets)
+    return dataclasses.replace(
+        job, model=whole(job.model) if job.model != "embedded" else job.model, store=whole(job.store), targets=targets
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,13 +149,24 @@ class _RequestScorer(_ListScorer):
 
     def _request(self, row: dict[str, Any]) -> Request | None:
         place = str(row.pop("path", "a row"))
-        if "text" in row:
-            row = parse_object(place, 0, row["text"])
+        if "candidates" not in row and "text" in row:
+            row = _parsed(place, row["text"])
         for candidate in row.get("candidates") or ():  # Parquet has one schema for all documents: what one lacks is null
             if isinstance(candidate, dict) and isinstance(candidate.get("doc"), dict):
                 candidate["doc"] = {key: value for key, value in candidate["doc"].items() if value is not None}
         request = request_from_row(place, row, depth=self.job.depth, shuffle=self.job.shuffle)
         return request if request is None or self.only is None or request.query_id in self.only else None
+
+
+def _parsed(place: str, line: str) -> dict[str, Any]:
+    """A line of JSON; Ray does not tell its number."""
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise InputError(f"{place}: a line is not JSON ({error}): {line[:60]!r}") from error
+    if not isinstance(row, dict):
+        raise InputError(f"{place}: a line is not a JSON object: {line[:60]!r}; a request is {{query, candidates}} on a line of its own")
+    return row
 
 
 def _parts(source: Path) -> list[Path]:
@@ -175,10 +188,8 @@ def _rerank_stream(job: RerankJob, parts: Sequence[Path], workers: Workers) -> N
     output = Path(job.targets[0].output)
     key = fingerprint([job_key(job, []), [[str(path), file_state(path)] for path in parts]])
     partial = PartialResults(output, key, 0, restart=job.restart, only_ids=True)
-    read, names = (ray.data.read_parquet, None) if parts[0].suffix == ".parquet" else (ray.data.read_text, ["jsonl", "gz"])
-    dataset = read(
-        [str(path) for path in parts], include_paths=True, file_extensions=names or ["parquet"], ray_remote_args={"num_cpus": READING_CORE}
-    )
+    read = ray.data.read_parquet if parts[0].suffix == ".parquet" else ray.data.read_text
+    dataset = read([str(path) for path in parts], include_paths=True, num_cpus=READING_CORE)
     ray.data.DataContext.get_current().execution_options.preserve_order = True
     made = workers.map(dataset, _RequestScorer, dataclasses.replace(job, device=workers.device), frozenset(partial.done), only)
     started, seen = time.perf_counter(), set[str]()
@@ -218,7 +229,5 @@ def _result(row: dict[str, Any]) -> dict[str, Any]:
     texts = row[_DOCUMENTS]["texts"]
     return {
         "query": {"text": row[_DOCUMENTS]["query"], "qid": row["query_id"]},
-        "candidates": [
-            {"docid": doc_id, "score": score, "doc": texts.get(doc_id, {})} for doc_id, score in ranked_list(row, row[_REST])
-        ],
+        "candidates": [{"docid": doc_id, "score": score, "doc": texts.get(doc_id, {})} for doc_id, score in ranked_list(row, row[_REST])],
     }

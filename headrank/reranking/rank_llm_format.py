@@ -73,6 +73,11 @@ def write_candidates_jsonl(
     )
 
 
+def text_of(doc: Mapping[str, Any]) -> Any:
+    """The text of a candidate's ``doc``, under whichever name; None where there is none."""
+    return next((doc[key] for key in _TEXT_KEYS if key in doc), None)
+
+
 def _rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(place for messages, request) of a JSONL file or of a JSON list."""
     first = next(iter(read_lines(path)), None)
@@ -108,7 +113,7 @@ def _candidate(place: str, rank: int, item: object, corpus: dict[str, Document])
     doc_id, score, doc = _identifier(item.get("docid")), item.get("score"), item["doc"]
     if doc_id is None:
         raise InputError(f"{place}: candidate {rank} has the docid {item.get('docid')!r}; it needs one without spaces")
-    text, title = next((doc[key] for key in _TEXT_KEYS if key in doc), None), doc.get("title") or ""
+    text, title = text_of(doc), doc.get("title") or ""
     if not isinstance(text, str) or not isinstance(title, str):
         raise InputError(f"{place}: candidate {doc_id!r} has no text; 'doc' needs one of {', '.join(_TEXT_KEYS)}")
     document = Document(doc_id, title, text)
