@@ -46,6 +46,8 @@ SERVE = ["fastapi", "uvicorn"]  # headrank serve
 SERVER = [*SERVE, "openai"]  # what 'transformers serve' needs: the tests talk to a real OpenAI-compatible server
 RAY = ["ray[data]>=2.40"]  # headrank rerank --ray, headrank index --ray
 INTEGRATIONS = ["langchain-core", "llama-index-core", "haystack-ai", "rerankers"]  # what headrank/integrations adapts to, for its tests
+# What headrank/integrations adapts to besides, for 'make test-integrations': too heavy for every test run.
+HEAVY_INTEGRATIONS = ["mteb>=2.0", "beir>=2.0", "python-terrier>=1.0", "ranx>=0.3", *RAY]
 DEV = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "peft", *SERVER, *TEACHER, *INTEGRATIONS]
 
 setup(
@@ -72,6 +74,7 @@ setup(
         "integrations": INTEGRATIONS + TEACHER,
         "serve": SERVE,
         "ray": RAY,
+        "integrations-heavy": HEAVY_INTEGRATIONS + TEACHER,
         "dev": TRAIN + DEV,
     },
     entry_points={"console_scripts": ["headrank = headrank.commands:main"]},

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrank.artifacts import atomic_folder
 from headrank.errors import InputError
 from headrank.files import read_json, write_json
 from headrank.reranking.exported_model import read_headrank_json
@@ -66,14 +67,16 @@ def prepare_folder(folder: Path, output: Path, name: str, *, metrics: Sequence[s
     if about is None:
         raise InputError(f"{folder}: no headrank.json there; give a folder that 'headrank export-hf' wrote")
     results = [entry for path in metrics for entry in read_results(path)]
-    shutil.copytree(folder, output, copy_function=_link_or_copy)
-    if is_adapter_folder(folder):
-        _name_base(output, about, base)
-    elif base is not None:
+    is_adapter = is_adapter_folder(folder)
+    if base is not None and not is_adapter:
         raise InputError(f"`base` {base}: {folder} is a whole model and needs no other; leave it out")
-    card = output / "README.md"
-    text = _renamed(card.read_text(encoding="utf-8"), folder.resolve().name, name) if card.is_file() else f"# {name}\n"
-    _write_new(card, card_with_results(text, name, results))
+    with atomic_folder(output) as partial:
+        shutil.copytree(folder, partial, copy_function=_link_or_copy, dirs_exist_ok=True)
+        if is_adapter:
+            _name_base(partial, about, base)
+        card = partial / "README.md"
+        text = _renamed(card.read_text(encoding="utf-8"), folder.resolve().name, name) if card.is_file() else f"# {name}\n"
+        _write_new(card, card_with_results(text, name, results))
 
 
 def _link_or_copy(source: str, target: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from headrank.artifacts import file_state, fingerprint
 from headrank.errors import InputError
 from headrank.files import write_json, write_jsonl
-from headrank.formats import read_lines, write_run
+from headrank.formats import Document, read_lines, write_run
 from headrank.integrations.ray_data import READING_CORE, Workers, connect, find_workers
 from headrank.reranking.elsewhere import outlines
 from headrank.reranking.partial_results import PartialResults
@@ -131,31 +131,32 @@ class _RequestScorer(_ListScorer):
 
     def lines(self, rows: pyarrow.Table) -> Iterator[dict[str, Any]]:
         """The lines of what is wanted and not done, with all that the outputs need."""
-        listed = [self._request(row) for row in rows.to_pylist()]
-        requests = [request for request in listed if request is not None]
-        wanted = {request.query_id: request for request in requests}
-        for request in requests:
-            if request.query_id in self.done:
+        wanted: dict[str, tuple[Request, dict[str, Document]]] = {}
+        for row in rows.to_pylist():
+            request, texts = self._request(row)
+            if request is None or (self.only is not None and request.query_id not in self.only):
+                continue
+            if request.query_id in self.done or request.query_id in wanted:  # one that comes twice is refused where all are seen
                 yield {"query_id": request.query_id, "is_done": True}
-        pending = [request for request in requests if request.query_id not in self.done]
-        for batch in score_lists(self.job, self.rankers, pending):
+            else:
+                wanted[request.query_id] = request, texts
+        for batch in score_lists(self.job, self.rankers, [request for request, _ in wanted.values()]):
             for line in batch:
-                request = wanted[line["query_id"]]
+                request, texts = wanted[line["query_id"]]
                 more: dict[str, Any] = {_REST: list(request.rest)}
                 if self.job.targets[0].output.endswith(".jsonl"):
-                    texts = {item.doc_id: {"title": item.title, "text": item.text} for item in request.documents}
-                    more[_DOCUMENTS] = {"query": request.query, "texts": texts}
+                    docs = {item.doc_id: {"title": item.title, "text": item.text} for item in texts.values()}
+                    more[_DOCUMENTS] = {"query": request.query, "docs": docs}
                 yield line | more
 
-    def _request(self, row: dict[str, Any]) -> Request | None:
-        place = str(row.pop("path", "a row"))
+    def _request(self, row: dict[str, Any]) -> tuple[Request | None, dict[str, Document]]:
+        place, texts = str(row.pop("path", "a row")), dict[str, Document]()
         if "candidates" not in row and "text" in row:
             row = _parsed(place, row["text"])
         for candidate in row.get("candidates") or ():  # Parquet has one schema for all documents: what one lacks is null
             if isinstance(candidate, dict) and isinstance(candidate.get("doc"), dict):
                 candidate["doc"] = {key: value for key, value in candidate["doc"].items() if value is not None}
-        request = request_from_row(place, row, depth=self.job.depth, shuffle=self.job.shuffle)
-        return request if request is None or self.only is None or request.query_id in self.only else None
+        return request_from_row(place, row, texts, depth=self.job.depth, shuffle=self.job.shuffle), texts
 
 
 def _parsed(place: str, line: str) -> dict[str, Any]:
@@ -225,9 +226,7 @@ def _write(job: RerankJob, partial: PartialResults, workers: Workers, seconds: f
 
 
 def _result(row: dict[str, Any]) -> dict[str, Any]:
-    """One rank_llm result; documents below the depth have no text."""
-    texts = row[_DOCUMENTS]["texts"]
-    return {
-        "query": {"text": row[_DOCUMENTS]["query"], "qid": row["query_id"]},
-        "candidates": [{"docid": doc_id, "score": score, "doc": texts.get(doc_id, {})} for doc_id, score in ranked_list(row, row[_REST])],
-    }
+    """One rank_llm result."""
+    kept = row[_DOCUMENTS]
+    candidates = [{"docid": doc_id, "score": score, "doc": kept["docs"][doc_id]} for doc_id, score in ranked_list(row, row[_REST])]
+    return {"query": {"text": kept["query"], "qid": row["query_id"]}, "candidates": candidates}

@@ -53,9 +53,12 @@ def requests_from_file(path: str, *, depth: int, shuffle: int | None = None, onl
     return _requests(*read_candidates_jsonl(path), depth, shuffle, only)
 
 
-def request_from_row(place: str, row: Mapping[str, object], *, depth: int, shuffle: int | None = None) -> Request | None:
-    """One rank_llm request, where a file holds too many to be read at once; None where there is nothing to rerank."""
-    corpus: dict[str, Document] = {}
+def request_from_row(
+    place: str, row: Mapping[str, object], corpus: dict[str, Document], *, depth: int, shuffle: int | None = None
+) -> Request | None:
+    """One rank_llm request, where a file holds too many to be read at once; None where there is nothing to rerank. All of its texts
+    go into ``corpus``.
+    """
     query_id, query, candidates = parse_request(place, row, corpus)
     return _request(query_id, query, candidates, corpus, depth, shuffle) if candidates else None
 

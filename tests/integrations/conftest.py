@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+# Ray gives way to everybody by default, and kills its workers when somebody else fills the machine's memory.
+os.environ.update({"RAY_worker_niceness": "0", "RAY_memory_monitor_refresh_ms": "0"})
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip, with a reason, where nobody asked for them: Ray alone starts half a dozen processes."""

@@ -126,7 +126,16 @@ class TestPyTerrier:
         import pandas as pd
 
         rows = [
-            {"qid": name, "query": QUERIES[name], "docno": doc_id, "score": score, "rank": rank, "page": 7, **{"title": "", **CORPUS[doc_id]}}
+            {
+                "qid": name,
+                "query": QUERIES[name],
+                "docno": doc_id,
+                "score": score,
+                "rank": rank,
+                "page": 7,
+                "title": "",
+                **CORPUS[doc_id],
+            }
             for name, scores in RUN.items()
             for rank, (doc_id, score) in enumerate(scores.items())
         ]
