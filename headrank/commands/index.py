@@ -131,9 +131,11 @@ def _index(args: argparse.Namespace, folder: Path, corpora: list[_Corpus]) -> in
     logging.getLogger("headrank.passage_store").setLevel(logging.INFO)  # the estimate is for everybody
     elsewhere = None
     if args.ray is not None:
+        from headrank.integrations.ray_data import whole_path
         from headrank.integrations.ray_index import keys_from_ray
 
-        elsewhere = keys_from_ray(functools.partial(_late_reader_on, args), args.device, args.ray or None, args.ray_workers)
+        there = argparse.Namespace(**{**vars(args), "model": whole_path(args.model), "heads": whole_path(args.heads)})
+        elsewhere = keys_from_ray(functools.partial(_late_reader_on, there), args.device, args.ray or None, args.ray_workers)
     late = _late_reader(args)
 
     def progress(passages: Iterable[Any], total: int) -> Iterable[Any]:
@@ -177,9 +179,8 @@ def _convert(args: argparse.Namespace, folder: Path) -> int:
 
 
 def _late_reader_on(args: argparse.Namespace, device: str) -> LateReader:
-    """The reader in a process of a Ray cluster, which begins in a folder of its own."""
-    whole = {name: str(Path(value).absolute()) for name in ("model", "heads") if (value := getattr(args, name)) and Path(value).exists()}
-    return _late_reader(argparse.Namespace(**{**vars(args), **whole, "device": device}))
+    """The reader in a process of a Ray cluster."""
+    return _late_reader(argparse.Namespace(**{**vars(args), "device": device}))
 
 
 def _late_reader(args: argparse.Namespace) -> LateReader:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from headrank.errors import InputError
 from headrank.integrations import needs
 from headrank.integrations.shared_reranker import RerankerSettings
 from headrank.placement import available_cores
+from headrank.reranking import shipped_readouts
+from headrank.reranking.model_sources import EMBEDDED
 
 with needs("ray[data]"):
     import pyarrow
@@ -92,6 +95,12 @@ def find_workers(device: str | None, count: int | None, *, spare: int = 0) -> Wo
     return Workers(count or most, on_gpu)
 
 
+def whole_path(name: str | None) -> str | None:
+    """A local path as a process finds it that begins in another folder; names of models and heads stay."""
+    is_name = name is None or name in (EMBEDDED, "all", *shipped_readouts.NAMES)
+    return name if is_name or not Path(str(name)).exists() else str(Path(str(name)).absolute())
+
+
 def score_lists(
     dataset: Any,
     model: str = "embedded",
@@ -112,7 +121,7 @@ def score_lists(
     """
     connect()
     found = find_workers(device, workers, spare=1)
-    settings = RerankerSettings(model, heads, found.device, dtype, max_length=max_length)
+    settings = RerankerSettings(whole_path(model) or model, whole_path(heads), found.device, dtype, max_length=max_length)
     return found.map(dataset, _ColumnScorer, settings, query, documents, scores)
 
 

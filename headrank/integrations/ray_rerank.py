@@ -19,7 +19,7 @@ from headrank.artifacts import file_state, fingerprint
 from headrank.errors import InputError
 from headrank.files import write_json, write_jsonl
 from headrank.formats import Document, read_lines, write_run
-from headrank.integrations.ray_data import READING_CORE, Workers, connect, find_workers
+from headrank.integrations.ray_data import READING_CORE, Workers, connect, find_workers, whole_path
 from headrank.reranking.elsewhere import outlines
 from headrank.reranking.partial_results import PartialResults
 from headrank.reranking.rerank_job import RerankJob, build_rankers, job_key, progress_of, rerank, score_lists
@@ -52,14 +52,8 @@ def rerank_on_ray(job: RerankJob, address: str | None = None, workers: int | Non
 
 def _for_other_machines(job: RerankJob) -> RerankJob:
     """The job with whole paths: processes of a cluster begin in folders of their own."""
-
-    def whole(name: str | None) -> str | None:
-        return str(Path(name).absolute()) if name and Path(name).exists() else name
-
-    targets = tuple(dataclasses.replace(target, heads=whole(target.heads)) for target in job.targets)
-    return dataclasses.replace(
-        job, model=whole(job.model) if job.model != "embedded" else job.model, store=whole(job.store), targets=targets
-    )
+    targets = tuple(dataclasses.replace(target, heads=whole_path(target.heads)) for target in job.targets)
+    return dataclasses.replace(job, model=whole_path(job.model) or job.model, store=whole_path(job.store), targets=targets)
 
 
 @dataclasses.dataclass(frozen=True)
