@@ -130,10 +130,11 @@ def card_with_results(card: str, name: str, results: Iterable[Mapping[str, Any]]
 
     found = ModelCard(card)
     listed = list(results)
-    found.data.pipeline_tag = _TASK
+    data: Any = found.data
+    data.pipeline_tag = _TASK
     if listed:
-        found.data.model_name = name
-        found.data.eval_results = [
+        data.model_name = name
+        data.eval_results = [
             EvalResult(
                 task_type=_TASK,
                 task_name="Reranking",
