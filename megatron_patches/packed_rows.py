@@ -18,9 +18,11 @@ import numpy as np
 import torch
 
 from headrank.method.attention import causal_context
+from megatron_patches import device
 
 _BUCKET = 32  # rows whose lengths differ by less share a batch: attention is a small part of the work, few kernels are worth more
-_SHORT = 256  # tokens: below, attention as plain products holds little memory
+# tokens: plain products keep the logits of every layer, 50 MB a layer for 32 such passages
+_SHORT = 128
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,9 @@ class PackedRows:
 
 
 def _is_short_on_cpu(query_BPTD: torch.Tensor) -> bool:
-    return query_BPTD.device.type == "cpu" and query_BPTD.dtype == torch.bfloat16 and query_BPTD.shape[2] <= _SHORT
+    # the planner rehearses a GPU's kernels on tensors that say they are on a CPU
+    is_cpu = query_BPTD.device.type == "cpu" and not device.has_compiled_fusions()
+    return is_cpu and query_BPTD.dtype == torch.bfloat16 and query_BPTD.shape[2] <= _SHORT
 
 
 def _short_context(query_BPTD: torch.Tensor, key_BGTD: torch.Tensor, value_BGTD: torch.Tensor, scale: float) -> torch.Tensor:

@@ -292,3 +292,51 @@ def test_a_truncated_model_is_cut_out_of_the_checkpoint_and_a_whole_one_copied()
 def test_checkpoints_that_are_not_kept_go_after_the_last_phase_that_reads_them() -> None:
     plan = planned("training.keep_checkpoints=false")
     assert next(phase for phase in plan.phases if phase.name.startswith("discard")).needs == ("model",)
+
+
+def test_models_that_are_there_are_measured_without_data_and_training() -> None:
+    model = {"method": "headrank", "path": "runs/a/model", "name": "trained"}
+    Path("study.yaml").write_text(
+        json.dumps(
+            {
+                "output": "out",
+                "benchmarks": BASE["benchmarks"],
+                "measure": rows(
+                    {"method": "bm25"},
+                    {"method": "core", "path": "models/small", "heads": "core.json"},
+                    {**model, "seed": 1},
+                    {**model, "seed": 2, "path": "runs/b/model"},
+                ),
+            }
+        )
+    )
+    plan = plan_study(read_study("study.yaml"))
+    assert [str(each.cell.folder) for each in plan.cells] == [
+        "toy/top10-retriever/first-stage/bm25",
+        "toy/top10-retriever/small/core",
+        "toy/top10-retriever/trained/headrank-seed1",
+        "toy/top10-retriever/trained/headrank-seed2",
+    ]
+    assert all(name.startswith("cells/") for name in names(plan))
+    needed = {path for phase in plan.phases for path in phase.external}
+    assert {Path("core.json"), Path("runs/a/model/headrank.json"), Path("runs/b/model/headrank.json")} <= needed
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"path": "m", "model": "final"}, "leave out model"),
+        ({"path": "m", "heads": "before"}, "'before'"),
+        ({"model": "final", "seed": 1}, "'path'"),
+    ],
+    ids=str,
+)
+def test_a_row_that_names_a_model_is_no_row_of_a_run(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        planned(measure=rows({"method": "headrank", **changes}))
+
+
+def test_without_data_nothing_can_be_trained() -> None:
+    Path("study.yaml").write_text(json.dumps({"output": "out", "training": {}}))
+    with pytest.raises(InputError, match=r"data is missing; training and heads need data\.collections"):
+        read_study("study.yaml")
