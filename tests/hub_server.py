@@ -18,6 +18,10 @@ _FILE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/[^/]+/(?P<name>.+)")
 _MODEL = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/(?P<what>.*))?")
 
 
+def _oid(content: bytes) -> str:
+    return hashlib.sha1(content).hexdigest()
+
+
 class Hub(ThreadingHTTPServer):
     """Repositories as {name: {file: bytes}}."""
 
@@ -61,10 +65,14 @@ class _Handler(BaseHTTPRequestHandler):
             if content is None:
                 self._missing("RepoNotFound" if files is None else "EntryNotFound")
                 return
-            self._answer(content, X_Repo_Commit=REVISION, ETag=f'"{hashlib.sha1(content).hexdigest()}"')
+            self._answer(content, X_Repo_Commit=REVISION, ETag=f'"{_oid(content)}"')
         elif (match := _MODEL.fullmatch(path)) and match["repo"] in self.server.repositories:
-            names = sorted(self.server.repositories[match["repo"]])
-            self._json({"id": match["repo"], "sha": REVISION, "siblings": [{"rfilename": name} for name in names]})
+            files = self.server.repositories[match["repo"]]
+            if (match["what"] or "").startswith("tree/"):
+                sizes = {name: len(content) for name, content in sorted(files.items())}
+                self._json([{"type": "file", "path": name, "size": size, "oid": _oid(files[name])} for name, size in sizes.items()])
+            else:
+                self._json({"id": match["repo"], "sha": REVISION, "siblings": [{"rfilename": name} for name in sorted(files)]})
         else:
             self._missing("RepoNotFound")
 
