@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from headrank.commands import options, select_readout
 from headrank.errors import InputError
 from headrank.files import require_writable
-from headrank.formats import Collection, iterate_corpus
+from headrank.formats import Collection, iterate_corpus, read_query_ids
 from headrank.methods import POLICIES
 from headrank.reranking.model_sources import resolve_model
 
@@ -202,8 +202,8 @@ def _contexts(args: argparse.Namespace) -> list[SelectionContext]:
             permutations=args.permutations,
             with_retriever_order=not args.no_retriever_order,
             seed=args.seed,
-            only=options.read_id_list(args.only) if args.only else None,
-            hold_out=options.read_id_list(args.hold_out) if args.hold_out else (),
+            only=read_query_ids(args.only) if args.only else None,
+            hold_out=read_query_ids(args.hold_out) if args.hold_out else (),
         )
     return contexts
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headrank.artifacts import atomic_folder
-from headrank.errors import InputError
+from headrank.errors import InputError, first_line
 from headrank.files import read_json, write_json
 from headrank.reranking.exported_model import read_headrank_json
 from headrank.reranking.model_sources import ADAPTER_CONFIG, is_adapter_folder, read_adapter_config
@@ -56,8 +56,9 @@ def push_to_hub(
         except HFValidationError as error:
             raise InputError(f"`repo_id` {repo_id!r} is not a repository's name ({error}); give organisation/name") from error
         except (HfHubHTTPError, OSError) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise InputError(f"{repo_id}: the hub did not take it ({reason}); check the name, the network, and 'hf auth login'") from error
+            raise InputError(
+                f"{repo_id}: the hub did not take it ({first_line(error)}); check the name, the network, and 'hf auth login'"
+            ) from error
     return str(commit)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrank.errors import InputError
+from headrank.errors import InputError, first_line
 from headrank.integrations import needs
 from headrank.integrations.shared_reranker import RerankerSettings
 from headrank.placement import available_cores
@@ -70,9 +70,8 @@ def connect(address: str | None = None, workers: int | None = None) -> None:
                 cores = max(available_cores(), workers or 0)
                 ray.init(num_cpus=cores, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
         except (ConnectionError, TimeoutError, ValueError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
             raise InputError(
-                f"`ray` {address or 'local'}: no Ray cluster there ({reason}); start one with 'ray start --head' and give its "
+                f"`ray` {address or 'local'}: no Ray cluster there ({first_line(error)[:200]}); start one with 'ray start --head' and give its "
                 "address, or leave the address out"
             ) from error
     context = ray.data.DataContext.get_current()

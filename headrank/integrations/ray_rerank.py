@@ -18,7 +18,7 @@ from typing import Any
 from headrank.artifacts import file_state, fingerprint
 from headrank.errors import InputError
 from headrank.files import write_json, write_jsonl
-from headrank.formats import Document, read_lines, write_run
+from headrank.formats import Document, read_query_ids, write_run
 from headrank.integrations.ray_data import READING_CORE, Workers, connect, find_workers, whole_path
 from headrank.reranking.elsewhere import outlines
 from headrank.reranking.partial_results import PartialResults
@@ -179,7 +179,7 @@ def _parts(source: Path) -> list[Path]:
 def _rerank_stream(job: RerankJob, parts: Sequence[Path], workers: Workers) -> None:
     """Requests that the cluster reads; what comes back is written as it comes, and put together in the end."""
     require_places(job.targets, reads=[*parts, job.only])
-    only = frozenset(line.split()[0] for _, line in read_lines(job.only)) if job.only else None
+    only = frozenset(read_query_ids(job.only)) if job.only else None
     output = Path(job.targets[0].output)
     key = fingerprint([job_key(job, []), [[str(path), file_state(path)] for path in parts]])
     partial = PartialResults(output, key, 0, restart=job.restart, only_ids=True)
