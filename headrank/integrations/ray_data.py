@@ -70,10 +70,8 @@ def connect(address: str | None = None, workers: int | None = None) -> None:
                 cores = max(available_cores(), workers or 0)
                 ray.init(num_cpus=cores, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
         except (ConnectionError, TimeoutError, ValueError) as error:
-            raise InputError(
-                f"`ray` {address or 'local'}: no Ray cluster there ({first_line(error)[:200]}); start one with 'ray start --head' and give its "
-                "address, or leave the address out"
-            ) from error
+            place = f"`ray` {address or 'local'}: no Ray cluster there ({first_line(error)[:200]})"
+            raise InputError(f"{place}; start one with 'ray start --head' and give its address, or leave the address out") from error
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.target_max_block_size = BLOCK_BYTES
