@@ -24,8 +24,6 @@ with needs("ray[data]"):
     import ray
     import ray.data
 
-# less than a whole core, so that tasks that read files find room beside a process on every core
-_CORE, READING_CORE = 0.75, 0.25
 BLOCK_BYTES = 1 << 20  # of rows that one process takes at a time: what is lost, and done again, when it dies
 _LOG = logging.getLogger(__name__)
 
@@ -36,6 +34,7 @@ class Workers:
 
     count: int
     on_gpu: bool
+    cores: float = 1.0  # that each asks for, on a CPU
 
     @property
     def device(self) -> str:
@@ -51,7 +50,7 @@ class Workers:
             batch_format="pyarrow",
             zero_copy_batch=True,
             compute=ray.data.ActorPoolStrategy(size=self.count),
-            **({"num_gpus": 1} if self.on_gpu else {"num_cpus": _CORE}),
+            **({"num_gpus": 1} if self.on_gpu else {"num_cpus": self.cores}),
         )
 
 
@@ -89,7 +88,9 @@ def find_workers(device: str | None, count: int | None, *, spare: int = 0) -> Wo
     most = gpus if on_gpu else max(1, cores - spare)
     if count is not None and count > (gpus if on_gpu else cores):
         raise InputError(f"`ray_workers` {count}: this Ray cluster has {gpus if on_gpu else cores} {'GPUs' if on_gpu else 'cores'}")
-    return Workers(count or most, on_gpu)
+    chosen = count or most
+    # tasks that read files ask for a whole core; without a free one they would wait for ever for processes that wait for them
+    return Workers(chosen, on_gpu, min(1.0, (cores - 1) / chosen))
 
 
 def whole_path(name: str | None) -> str | None:

@@ -19,7 +19,7 @@ from headrank.artifacts import file_state, fingerprint
 from headrank.errors import InputError
 from headrank.files import write_json, write_jsonl
 from headrank.formats import Document, read_query_ids, write_run
-from headrank.integrations.ray_data import READING_CORE, Workers, connect, find_workers, whole_path
+from headrank.integrations.ray_data import Workers, connect, find_workers, whole_path
 from headrank.reranking.elsewhere import outlines
 from headrank.reranking.partial_results import PartialResults
 from headrank.reranking.rerank_job import RerankJob, build_rankers, job_key, progress_of, rerank, score_lists
@@ -43,7 +43,7 @@ def rerank_on_ray(job: RerankJob, address: str | None = None, workers: int | Non
     parts = _parts(Path(str(job.requests))) if is_streamed else []
     connect(address, workers)
     job = _for_other_machines(job)
-    found = find_workers(job.device, workers)
+    found = find_workers(job.device, workers, spare=int(is_streamed))
     if is_streamed:
         _rerank_stream(job, parts, found)
     else:
@@ -184,7 +184,7 @@ def _rerank_stream(job: RerankJob, parts: Sequence[Path], workers: Workers) -> N
     key = fingerprint([job_key(job, []), [[str(path), file_state(path)] for path in parts]])
     partial = PartialResults(output, key, 0, restart=job.restart, only_ids=True)
     read = ray.data.read_parquet if parts[0].suffix == ".parquet" else ray.data.read_text
-    dataset = read([str(path) for path in parts], include_paths=True, num_cpus=READING_CORE)
+    dataset = read([str(path) for path in parts], include_paths=True)
     ray.data.DataContext.get_current().execution_options.preserve_order = True
     made = workers.map(dataset, _RequestScorer, dataclasses.replace(job, device=workers.device), frozenset(partial.done), only)
     started, seen = time.perf_counter(), set[str]()
