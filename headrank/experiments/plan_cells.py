@@ -187,6 +187,7 @@ def useful_depths(collection: Path, depths: tuple[int, ...]) -> tuple[int, ...]:
         longest = max(map(len, read_run(plain_or_gzipped(collection, "run.bm25.txt")).values()), default=0)
     except InputError:
         return depths  # not there yet
+    # depth 40 of lists of 20 is depth 20 again under another name
     ordered = sorted(depths)
     return tuple(depth for place, depth in enumerate(ordered) if place == 0 or ordered[place - 1] < longest)
 
@@ -233,6 +234,7 @@ def _sources(plan: Plan, row: Row) -> list[tuple[str, int | None, Source]]:
         numbers = dict(zip(found, plan.loaded.study.seeds, strict=True))
         is_base = row.model == "base"
         return [(str(numbers[name]) if is_base else "", None if is_base else numbers[name], found[name]) for name in found]
+    # a row that reads nothing of a run would otherwise be measured once per run, with equal numbers
     if len(set(found.values())) == 1:
         return [("", None, next(iter(found.values())))]
     return [(name, None, source) for name, source in found.items()]

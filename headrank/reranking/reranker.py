@@ -175,7 +175,8 @@ def choose_heads(model: str | Path, heads: HeadSet | str | Path | None, prompt: 
         return shipped_readouts.shipped_readout(shipped_readouts.DEFAULT, model)
     exported = read_headrank_json(model)
     if exported is None:
-        raise InputError(f"{model}: no headrank.json beside this model; give `heads`, a file made by 'headrank select-heads'")
+        found = "no headrank.json beside this model" if Path(model).is_dir() else "not a folder here, and a hub name brings no heads"
+        raise InputError(f"{model}: {found}; give `heads`, a file made by 'headrank select-heads'")
     try:
         return HeadSet.from_dict(exported.get("heads"))
     except InputError as error:
