@@ -67,6 +67,7 @@ class HeadRankReranker(ABC):
         model = shipped_readouts.model_to_read(model, heads)
         chosen = choose_heads(model, heads, prompt)
         chosen.check_fits(*model_size(model), str(model))
+        _check_store(options.get("store"), chosen)  # before seconds are spent on loading
         chosen = chosen if prompt is None else dataclasses.replace(chosen, prompt=prompt)
         reader = AttentionReader.load(
             model, prompt=chosen.prompt, last_layer=chosen.l_max, device=device, dtype=dtype, max_length=max_length
@@ -103,10 +104,7 @@ class HeadRankReranker(ABC):
             from headrank.reranking.late_reranker import LateReranker
 
             return LateReranker(reader, heads, batch_size=batch_size, key_source=key_source, key_cache_bytes=key_cache_bytes)
-        if key_source is not None or store is not None:
-            raise InputError(
-                f"keys of passages are kept in the late layout only, and these heads read the {heads.prompt.document_layout} one"
-            )
+        _check_store(store if key_source is None else key_source, heads)
         from headrank.reranking.prompt_reranker import PromptReranker
 
         return PromptReranker(reader, heads, calibrate=calibrate, batch_size=batch_size)
@@ -157,6 +155,18 @@ class HeadRankReranker(ABC):
         names = ", ".join(head_name(head) for head in self.heads.heads[:8])
         depth = f"layers {self.layers_used}/{self.reader.num_layers}"
         return f"{type(self).__name__}({self.reader.name!r}, {len(self.heads.heads)} heads: {names}, {depth})"
+
+
+def _check_store(store: object, heads: HeadSet) -> None:
+    """Refuse keys for heads that have none, and a folder that is no store."""
+    if store is None:
+        return
+    if not heads.prompt.is_late:
+        raise InputError(f"keys of passages are kept in the late layout only, and these heads read the {heads.prompt.document_layout} one")
+    if isinstance(store, str | Path):
+        from headrank.passage_store.header import StoreHeader
+
+        StoreHeader.read(store)
 
 
 def choose_heads(model: str | Path, heads: HeadSet | str | Path | None, prompt: PromptTemplate | None = None) -> HeadSet:
