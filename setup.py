@@ -48,7 +48,20 @@ RAY = ["ray[data]>=2.40"]  # headrank rerank --ray, headrank index --ray
 INTEGRATIONS = ["langchain-core", "llama-index-core", "haystack-ai", "rerankers"]  # what headrank/integrations adapts to, for its tests
 # What headrank/integrations adapts to besides, for 'make test-integrations': too heavy for every test run.
 HEAVY_INTEGRATIONS = ["mteb>=2.0", "beir>=2.0", "python-terrier>=1.0", "ranx>=0.3", *RAY]
-DEV = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "peft", *SERVER, *TEACHER, *INTEGRATIONS]
+# Clients of 'headrank serve' and a fuzzer, for its tests; pinned for Python 3.11 and later only: on 3.10 these tests are skipped.
+CLIENTS = [
+    f"{name}; python_version >= '3.11'"
+    for name in (
+        "cohere",
+        "langchain-cohere",
+        "llama-index-postprocessor-cohere-rerank",
+        "llama-index-postprocessor-jinaai-rerank",
+        "llama-index-postprocessor-tei-rerank",
+        "mcp",
+        "schemathesis",
+    )
+]
+DEV = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "peft", *SERVER, *TEACHER, *INTEGRATIONS, *CLIENTS]
 
 setup(
     name="headrank",
