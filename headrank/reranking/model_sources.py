@@ -5,7 +5,9 @@ Python and the commands ask here. An adapter's folder names the base model it wa
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from headrank.files import read_json
 
 EMBEDDED = "embedded"
 ADAPTER_CONFIG = "adapter_config.json"
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def is_embedded(model: str | Path) -> bool:
@@ -36,10 +39,25 @@ def resolve_model(name: str | Path) -> str:
     return str(embedded_model_directory())
 
 
+def reranker_from_hub(name: str) -> str:
+    """The local folder of a repository on the hub (or in its cache) that holds headrank.json; any other model's name as it is."""
+    if not _HUB_NAME.fullmatch(name) or Path(name).exists():
+        return name
+    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        hf_hub_download(name, "headrank.json")
+        return snapshot_download(name)
+    except (OSError, HfHubHTTPError, HFValidationError, ValueError):  # no heads there, or no such repository: loading will tell
+        return name
+
+
 def load_tokenizer(model: str | Path, name: str) -> Any:
     """The tokenizer of a model or of an adapter's base; ``name`` is how the caller knows it, for the message."""
     from transformers import AutoTokenizer
 
+    require_tokenizer_reader(base_of(model))
     try:
         tokenizer = AutoTokenizer.from_pretrained(base_of(model))
     except InputError:
@@ -50,6 +68,13 @@ def load_tokenizer(model: str | Path, name: str) -> Any:
         ) from error
     require_words(tokenizer, name)
     return tokenizer
+
+
+def require_tokenizer_reader(folder: str) -> None:
+    """tokenizer.model alone (older Mistral and Llama) is converted by transformers, which needs sentencepiece for it."""
+    is_older = (Path(folder) / "tokenizer.model").is_file() and not (Path(folder) / "tokenizer.json").is_file()
+    if is_older and importlib.util.find_spec("sentencepiece") is None:
+        raise InputError(f"{folder}: brings tokenizer.model only, which needs the package sentencepiece: pip install sentencepiece")
 
 
 def require_words(tokenizer: Any, name: str) -> None:

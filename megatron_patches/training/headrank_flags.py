@@ -116,6 +116,20 @@ HEADRANK_FLAGS: list[Flag] = [
         "File of the frozen model's scores; by default SAVE/reference_scores.jsonl.",
         metavar="FILE",
     ),
+    value(
+        "--headrank-trainer",
+        str,
+        "ours",
+        "The loop: ours, or Megatron-LM's own trainer (in the wheels of Megatron-Core from 0.17 on) with the same losses.",
+        choices=["ours", "megatron"],
+    ),
+    value(
+        "--headrank-megatron-flags",
+        str,
+        None,
+        "More flags of Megatron-LM's trainer, in one string behind an equals sign: --headrank-megatron-flags='--log-straggler'.",
+        metavar="FLAGS",
+    ),
     value("--headrank-max-nan-steps", int, 5, "Stop after this many steps with a NaN or infinite loss or gradient in a row."),
     value("--headrank-keep-checkpoints", int, 2, "Keep this many newest checkpoints, and the best one; 0 keeps all."),
 ]

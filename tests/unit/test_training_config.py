@@ -60,6 +60,17 @@ def config(*flags: str, world_size: int = 1):
         (["--headrank-lora-alpha", "8"], 1, "--headrank-lora-alpha goes with adapters; add --headrank-lora-rank N"),
         (["--headrank-lora-targets", "q_proj"], 1, "--headrank-lora-targets goes with adapters"),
         (["--headrank-lora-rank", "-1"], 1, "--headrank-lora-rank -1 must not be below 0"),
+        (
+            ["--tp-comm-overlap", "--tensor-model-parallel-size", "2"],
+            2,
+            "--tp-comm-overlap overlaps what --sequence-parallel sends; add it",
+        ),
+        (["--tp-comm-overlap", "--sequence-parallel"], 1, "--tp-comm-overlap has buffers of one size; add --seq-length N"),
+        (["--fp8-format", "hybrid"], 1, "--fp8-format hybrid goes with --bf16; add it"),
+        (["--profile", "--profile-step-start", "12"], 1, "--profile-step-end 12 is not after --profile-step-start 12"),
+        (["--use-pytorch-profiler", "--save", "run"], 1, "--use-pytorch-profiler goes with --profile"),
+        (["--use-pytorch-profiler", "--profile"], 1, "needs a place for its traces; add --save"),
+        (["--headrank-megatron-flags=--async-save"], 1, "go with --headrank-trainer megatron; add it"),
         (["--finetune"], 1, "add --load or --pretrained-checkpoint"),
         (["--finetune", "--load", "run", "--save", "./other/../run/"], 1, "another --save"),
         (["--finetune", "--load", "run", "--pretrained-checkpoint", "base"], 1, "--load run and --pretrained-checkpoint base are given"),
@@ -241,4 +252,6 @@ def test_help_answers_without_torch():
 def test_abbreviated_flags_are_not_accepted_and_said_so_in_one_line(capsys):
     with pytest.raises(SystemExit, match="2"):
         build_parser().parse_args(["--train-iter", "5"])
-    assert capsys.readouterr().err == "pretrain_headrank.py: unrecognized arguments: --train-iter 5; see 'pretrain_headrank.py --help'\n"
+    assert capsys.readouterr().err == (
+        "pretrain_headrank.py: unrecognized arguments: --train-iter 5; did you mean --train-iters?; see 'pretrain_headrank.py --help'\n"
+    )
