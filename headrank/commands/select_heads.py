@@ -57,6 +57,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--prune", type=float, default=0.0, metavar="F", help="leave out this fraction of the layers, from the top")
     group.add_argument("--batch-size", type=options.positive_int, default=1, metavar="B", help="lists per forward (default 1)")
     group.add_argument("--cache", metavar="DIR", help="keep the statistics of every list here: resume, or try other settings for free")
+    group.add_argument(
+        "--compare-paper",
+        nargs="?",
+        const="auto",
+        metavar="MODEL",
+        help="select as the paper does under every --query-rows (or the given one), write a file for each, and count the heads of the "
+        "paper's table among them; MODEL is Qwen3-0.6B, -1.7B or -4B where the model's name does not say so",
+    )
     group.add_argument("--no-picture", action="store_true", help="write heads.json only")
     select_readout.add_arguments(parser)
 
@@ -105,6 +113,13 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--permutations {args.permutations} must not be negative")
     if args.no_retriever_order and not args.permutations:
         raise InputError("--no-retriever-order leaves no order of a list; add --permutations N")
+    if args.compare_paper is not None:
+        from headrank.commands import compare_heads
+
+        require_writable(args.output)
+        for path in compare_heads.run(args, lambda chosen: _attention_selection(chosen, ["entropy"])[0]):
+            print(path)
+        return 0
     methods = list(POLICIES) if "all" in args.method else list(dict.fromkeys(args.method))
     if READOUT in methods and len(methods) > 1:
         raise InputError("--method readout has statistics of its own; run it alone")

@@ -28,6 +28,7 @@ from headrank.experiments.plan import (
     plan_heads,
     selection_phase,
 )
+from headrank.experiments.plan_selections import plan_selection
 from headrank.experiments.study import Benchmark, Row
 from headrank.files import plain_or_gzipped
 from headrank.formats import read_run
@@ -183,7 +184,7 @@ def _plan_benchmark(plan: Plan, name: str, benchmark: Benchmark) -> PlannedBench
 def _plan_preparation(plan: Plan, name: str, source: str) -> str:
     home = plan.output / "benchmarks"
     words = (*HEADRANK, "benchmark", "prepare", name, "--from", source, "--home", str(home), "--overwrite")
-    reads = (Path(source),) if Path(source).is_dir() else ()
+    reads = (Path(source),) if Path(source).exists() else ()
     made = plan.artifact(f"prepare/{name}", home / name, {"from": source}, reads, "benchmark.json")
     return plan.add(Phase(f"prepare/{name}", Command(words), (made,), prints=True))
 
@@ -211,6 +212,8 @@ def _cells_of_row(plan: Plan, row: Row, benchmark: PlannedBenchmark) -> Iterator
     api_base = measure.api_base if method.kind == "generative" else None
     dtype = row.dtype or measure.dtype
     settings = replace(benchmark.settings, document_layout=row.layout, api_base=api_base, dtype=dtype)
+    if row.prompt is not None:  # all of its switches, those of 'measure' notwithstanding
+        settings = replace(settings, prompt=row.prompt, query_rows=None)
     if method.kind == "generative":  # it writes; no rows are read
         settings = replace(settings, query_rows=None)
     for variant, seed, source in _sources(plan, row):
@@ -231,6 +234,8 @@ def _model_name(plan: Plan) -> str:
 def _sources(plan: Plan, row: Row) -> list[tuple[str, int | None, Source]]:
     """(variant, seed, what is read) per run that makes a difference; ('', None, ...) where none does."""
     runs = [places for places in plan.runs if not row.runs or places.name in row.runs]
+    if row.model == "steps":
+        return list(_step_sources(plan, runs))
     found = {places.name: _source(plan, row, places) for places in runs}
     if plan.loaded.study.seeds:
         if row.model == "base" and row.heads != "after":
@@ -241,6 +246,17 @@ def _sources(plan: Plan, row: Row) -> list[tuple[str, int | None, Source]]:
     if len(set(found.values())) == 1:
         return [("", None, next(iter(found.values())))]
     return [(name, None, source) for name, source in found.items()]
+
+
+def _step_sources(plan: Plan, runs: list[RunPlaces]) -> Iterator[tuple[str, int | None, Source]]:
+    """A row per run and kept checkpoint: headrank+step-1800; of training seeds the step is the variant."""
+    seeds = dict(zip((places.name for places in plan.runs), plan.loaded.study.seeds, strict=False))
+    for places in runs:
+        if not places.steps:
+            raise InputError(f"{plan.loaded.path}: measure.rows: model 'steps' needs checkpoints that are kept: training.keep_steps")
+        for step, (path, phase) in places.steps.items():
+            name = "-".join(filter(None, (places.name if len(runs) > 1 and not seeds else "", f"step-{step}")))
+            yield name, seeds.get(places.name), Source(str(path), None, (phase,), is_made_here=True)
 
 
 def _source(plan: Plan, row: Row, places: RunPlaces) -> Source:
@@ -281,6 +297,8 @@ def _heads(plan: Plan, row: Row, places: RunPlaces) -> tuple[Path | None, str, t
             return heads_path(plan, places.name, recipe, wanted), needles_phase(plan, places.name, recipe), ()
         plan_heads(plan, places.name, recipe)
         return heads_path(plan, places.name, recipe, wanted), selection_phase(plan, places.name, recipe), ()
+    if wanted in recipe.selections:
+        return plan_selection(plan, places.name, recipe, wanted)
     if wanted in POLICIES:
         raise InputError(f"{plan.loaded.path}: measure.rows: {row.method} wants heads of '{wanted}'; add it to heads.methods")
     return Path(wanted), "", () if wanted in shipped_readouts.NAMES else (Path(wanted),)

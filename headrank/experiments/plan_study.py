@@ -65,7 +65,11 @@ def _with_places(loaded: LoadedStudy) -> LoadedStudy:
         heads = recipe.heads
         if heads is not None and isinstance(heads.collections, list):
             heads = heads.model_copy(update={"collections": placed(heads.collections)})
-        return recipe.model_copy(update={"data": data, "heads": heads})
+        selections = {
+            name: each.model_copy(update={"collections": placed(each.collections)}) if each.collections else each
+            for name, each in recipe.selections.items()
+        }
+        return recipe.model_copy(update={"data": data, "heads": heads, "selections": selections})
 
     changed = recipe_of(study)
     assert isinstance(changed, Study)

@@ -27,6 +27,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from headrank.method.prompt import LAYOUTS, ORDERS, QUERY_ROWS
+from headrank.method.published_prompts import PUBLISHED_PROMPTS
 from headrank.methods import METHODS, POLICIES
 
 MATRIX_ORDERS = ("retriever", "reversed", "shuffled")
@@ -68,6 +69,9 @@ class Prompt(Settings):
     order: str | None = None
     document_layout: str | None = None
     max_words: PositiveInt | None = None
+    instruction: str | None = None
+    document_label: str | None = None
+    label_in_span: bool | None = None
 
     @model_validator(mode="after")
     def _known(self) -> Prompt:
@@ -147,6 +151,9 @@ class Heads(Settings):
     top_k: PositiveInt | None = None
     temperature: PositiveFloat | None = None
     entropy_weight: float | None = None
+    contrast: Literal["adjacent", "lower", "irrelevant"] | None = None  # lower: the ablation without ALPS
+    per_query: bool = False
+    gold_grade: PositiveInt | None = None
     needles: PositiveInt = 20
     picture: bool = True
 
@@ -164,6 +171,33 @@ class Heads(Settings):
         return self
 
 
+class Selection(Settings):
+    """One more set of heads that rows may read, such as a baseline's as its paper selects it. Given settings replace those of ``heads``."""
+
+    method: str
+    prompt: str | None = None  # of a published method: a name of `--prompt`; default: that of the study
+    top_k: PositiveInt | None = None
+    temperature: PositiveFloat | None = None
+    entropy_weight: float | None = None
+    contrast: Literal["adjacent", "lower", "irrelevant"] | None = None
+    per_query: bool | None = None
+    gold_grade: PositiveInt | None = None
+    collections: list[Path] | None = None
+    queries: Path | None = None
+    lists: list[Path] | None = None  # JSON files of labelled paragraphs, as `select-heads --lists`
+    depth: PositiveInt | None = None
+    needles: PositiveInt | None = None
+    haystack_words: list[PositiveInt] | None = None
+
+    @model_validator(mode="after")
+    def _known(self) -> Selection:
+        _one_of("method", self.method, POLICIES)
+        _one_of("prompt", self.prompt, list(PUBLISHED_PROMPTS))
+        if self.lists is not None and (self.collections is not None or self.queries is not None):
+            raise ValueError("lists and collections both say which lists to read; give one of them")
+        return self
+
+
 class Training(Settings):
     """One training: `torchrun pretrain_headrank.py`. ``flags`` holds any other flag of it, by name without the dashes."""
 
@@ -177,6 +211,8 @@ class Training(Settings):
     epochs: PositiveFloat = 1.0
     epoch_unit: Literal["contexts", "pairs"] = "contexts"  # 'pairs' is the paper's epoch: every pair once
     iterations: PositiveInt | None = None  # instead of epochs
+    stop_after: PositiveInt | None = None  # steps; the schedule stays that of the whole length
+    keep_steps: list[PositiveInt] = []  # checkpoints that are kept, exported and measured by rows with ``model: steps``
     pairs_per_context: PositiveInt = 16  # 1 is the paper's pair by pair
     permutations: Annotated[int, Field(ge=0, le=100)] = 0
     layout: str | None = None  # document layout; default: that of the heads' prompt
@@ -246,6 +282,7 @@ class Recipe(Settings):
     prompt: Prompt = Prompt()
     labels: Labels | None = None  # default: the collections' judgements
     pairs: Pairs = Pairs()
+    selections: dict[str, Selection] = {}  # name -> heads that rows may name in ``heads``
     held_out_pairs: Pairs | None = None  # default: as pairs
     heads: Heads | None = Heads()
     training: Training | None = Training()
@@ -288,7 +325,9 @@ class Row(Settings):
     title: str | None = None  # in the table that `headrank experiment run` ends with; default: the method's name
     variant: str | None = None  # a label: 'headrank+untrained'
     name: str | None = None  # the model's name in tables; default: that of the study
-    model: Literal["base", "trained", "final"] = "base"  # trained: with the heads given here; final: the exported model with its own
+    # trained: with the heads given here; final: the exported model with its own; steps: a row per checkpoint of training.keep_steps
+    model: Literal["base", "trained", "final", "steps"] = "base"
+    prompt: str | None = None  # of a published method, as `--prompt`; ICR's asks questions where its code does
     heads: str | None = None  # a method of heads.methods, 'before' or 'after' (the run's), or a file
     layout: str | None = None
     orders: list[str] | None = None
@@ -302,14 +341,17 @@ class Row(Settings):
     def _known(self) -> Row:
         _one_of("method", self.method, list(METHODS))
         _one_of("layout", self.layout, LAYOUTS)
+        _one_of("prompt", self.prompt, list(PUBLISHED_PROMPTS))
         for order in self.orders or []:
             _one_of("order", order, MATRIX_ORDERS)
         kind = METHODS[self.method].kind
         if kind == "first-stage" and (self.model != "base" or self.layout is not None or self.fuse is not None):
             raise ValueError(f"method {self.method} is the first stage itself, and has no model, layout or fuse")
-        if self.model == "final" and self.heads is not None:
+        if self.model in ("final", "steps") and self.heads is not None:
             raise ValueError("the final model has its own heads; leave heads out, or say model: trained")
-        needs = METHODS[self.method].needs_heads and self.model != "final"
+        if self.model == "steps" and self.method != "headrank":
+            raise ValueError("model: steps reads the exported models of headrank; say method: headrank")
+        needs = METHODS[self.method].needs_heads and self.model not in ("final", "steps")
         if needs != (self.heads is not None):
             raise ValueError(f"method {self.method} {'needs' if needs else 'has no'} heads")
         return self

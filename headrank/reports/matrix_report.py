@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from headrank.evaluation.published import SELECTIVITY_GAP
+from headrank.evaluation.published import FIGURE_BENCHMARKS, SELECTIVITY_GAP
 from headrank.experiments.cells import Cell
 from headrank.formats import atomic_write
+from headrank.methods import method_kind
 from headrank.reports.analyses import CellAnalyses
 from headrank.reports.conditions import CellGroup, group_cells
 from headrank.reports.page import Block, Page, Paragraph
@@ -38,8 +39,14 @@ def write_matrix_report(
         tables = _tables(group, specs, is_papers)
         for table in tables:
             written += write_table(table, output / "tables")
+        papers_eight = _papers_figures(group)
+        if papers_eight:
+            name, stem = "the paper's eight datasets", output / "figures" / f"{group.key}_eight"
+            published = SELECTIVITY_GAP if is_papers else ()
+            page.add(f"The paper's figures, {name}", list_blocks(CellAnalyses.by_model(papers_eight), stem, name, published))
         analyses, stem = CellAnalyses.by_model(group.cells), output / "figures" / group.key
-        blocks: list[Block] = list_blocks(analyses, stem, group.name, SELECTIVITY_GAP if is_papers else ())
+        # the paper's promotion figures are averages over its eight datasets
+        blocks: list[Block] = list_blocks(analyses, stem, group.name, SELECTIVITY_GAP if is_papers and not papers_eight else ())
         measure = next(iter(analyses.placed[0].cell.metrics["measures"]))
         page.add(f"Tables, {group.name}", [table.grid() for table in tables])
         page.add(f"Tests, {group.name}", list(paired_test_grids(group.cells)))
@@ -47,6 +54,15 @@ def write_matrix_report(
     if not page.sections:
         page.add("Nothing to compare", [Paragraph("Only first-stage runs were found; run at least one reranking method.")])
     return [*written, *page.write(output)]
+
+
+def _papers_figures(group: CellGroup) -> list[Cell]:
+    """The cells behind the paper's heat maps, radars and promotion figures: its eight datasets and its methods without variants.
+
+    None where one of the eight is missing: an average over what happens to be there would be another number.
+    """
+    cells = [cell for cell in group.cells if cell.benchmark in FIGURE_BENCHMARKS and "+" not in cell.method]
+    return cells if {cell.benchmark for cell in cells if method_kind(cell.method) == "attention"} == set(FIGURE_BENCHMARKS) else []
 
 
 def write_table(table: Table, folder: Path) -> list[Path]:

@@ -118,7 +118,7 @@ def train(run: Run, batches: Iterator[Batch | LateBatch], started: float | None 
             window = Window()
         # evaluation before saving: what is saved as the best has been measured
         is_best = _is_time(config.eval_interval, run) and bool(run.held_out) and evaluate_held_out(run)
-        is_saved = _save_if(run, is_best or _is_time(config.save_interval, run))
+        is_saved = _save_if(run, is_best or _is_time(config.save_interval, run) or progress.iteration in config.keep_iters)
         # asked on every iteration by every rank: it is a collective
         reason = exits.reason(progress.iteration)
         if reason is not None and progress.iteration < config.train_iters:
