@@ -42,6 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     which.add_argument("--benchmarks", nargs="+", default=[], metavar="NAME", help="only these, for tables, figures and their averages")
     parser.add_argument(
+        "--pool",
+        nargs="?",
+        const="",
+        metavar="METHOD",
+        help="with --matrix: also test over the queries of all benchmarks together (folds of a cross-validation), every row against this "
+        "method, such as headrank+full",
+    )
+    parser.add_argument(
         "--paper-model",
         choices=["Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B"],
         help="with --heads: show the paper's heads of this model beside yours (default: read from the model's name)",
@@ -63,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("give one of --run DIR, --matrix DIR, --training DIR or --heads FILE ...")
     if not (args.run or args.matrix) and (args.methods or args.benchmarks):
         raise InputError("--methods and --benchmarks go with --run DIR or --matrix DIR; leave them out")
+    if args.pool is not None and not args.matrix:
+        raise InputError("--pool goes with --matrix DIR; leave it out")
     if not args.run:
         for flag in ("measure", "challenger", "collection"):
             if getattr(args, flag) is not None:
@@ -131,6 +141,7 @@ def _report_matrix(args: argparse.Namespace) -> list[Path]:
         paper_specs(BENCHMARKS),
         own_depths={name: benchmark.depth for name, benchmark in BENCHMARKS.items()},
         with_published=not args.no_published,
+        pool=args.pool,
     )
     _log.info("%d files below %s", len(written), output)
     return written[-2:]

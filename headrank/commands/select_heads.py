@@ -81,7 +81,7 @@ def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
         help="instead: the lists of a folder of 'headrank pairs', with their grades; may be given again",
     )
     group.add_argument(
-        "--lists",
+        "--paragraphs",
         metavar="FILE.json",
         action="append",
         help="instead: questions with labelled paragraphs: CoRe's and QR's detection data, HippoRAG's and ICR's files; may be given again",
@@ -159,7 +159,7 @@ def _attention_selection(args: argparse.Namespace, methods: list[str]) -> list[H
     with contextlib.closing(bar):  # an error has its line to itself
         facts = accumulate(reader, bar, policies, num_layers=num_layers, batch_size=args.batch_size, cache=cache)
     source = {"collections": sorted({context.collection for context in contexts}), **facts}
-    depth = max(len(context.grades) for context in contexts) if args.contexts or args.lists else args.depth
+    depth = max(len(context.grades) for context in contexts) if args.contexts or args.paragraphs else args.depth
     settings = {"depth": depth, "permutations": args.permutations, "seed": args.seed, "layers_read": num_layers}
     settings["with_retriever_order"] = not args.no_retriever_order
     return [_head_set(policy, args, (reader.num_layers, reader.num_heads), source, settings) for policy in policies]
@@ -187,14 +187,14 @@ def _contexts(args: argparse.Namespace) -> list[SelectionContext]:
     from headrank.selection.selection import collection_contexts
 
     contexts = []
-    if args.contexts or args.lists:
+    if args.contexts or args.paragraphs:
         from data_tools.selection_lists import paragraph_contexts, training_contexts
 
         _refuse_beside_lists(args)
         orders = {"permutations": args.permutations, "with_retriever_order": not args.no_retriever_order, "seed": args.seed}
         for folder in args.contexts or []:
             contexts += training_contexts(folder, _prompt(args), **orders)
-        for path in args.lists or []:
+        for path in args.paragraphs or []:
             contexts += paragraph_contexts(path, _prompt(args), **orders)
         return contexts
     for collection in _collections(args):
@@ -219,7 +219,7 @@ def _refuse_beside_lists(args: argparse.Namespace) -> None:
     given = [name for name in names if getattr(args, name)]
     if given:
         flag = given[0].replace("_", "-")
-        source = "--contexts" if args.contexts else "--lists"
+        source = "--contexts" if args.contexts else "--paragraphs"
         raise InputError(f"{source} and --{flag} both say which lists to read; choose queries and candidates when these lists are made")
 
 

@@ -233,30 +233,38 @@ def _model_name(plan: Plan) -> str:
 
 def _sources(plan: Plan, row: Row) -> list[tuple[str, int | None, Source]]:
     """(variant, seed, what is read) per run that makes a difference; ('', None, ...) where none does."""
-    runs = [places for places in plan.runs if not row.runs or places.name in row.runs]
+    runs = [places for places in plan.runs if not row.runs or plan.loaded.names[places.name][0] in row.runs]
     if row.model == "steps":
         return list(_step_sources(plan, runs))
     found = {places.name: _source(plan, row, places) for places in runs}
-    if plan.loaded.study.seeds:
-        if row.model == "base" and row.heads != "after":
-            return [("", None, next(iter(found.values())))]
-        numbers = dict(zip(found, plan.loaded.study.seeds, strict=True))
-        is_base = row.model == "base"
-        return [(str(numbers[name]) if is_base else "", None if is_base else numbers[name], found[name]) for name in found]
-    if len(set(found.values())) == 1:
-        return [("", None, next(iter(found.values())))]
-    return [(name, None, source) for name, source in found.items()]
+    if not plan.loaded.study.seeds:
+        is_one = len(set(found.values())) == 1
+        return [("" if is_one else name, None, source) for name, source in (list(found.items())[:1] if is_one else found.items())]
+    names = {name: plan.loaded.names[name] for name in found}
+    has_several = len({run for run, _ in names.values()}) > 1
+    if row.model == "base" and row.heads != "after":  # the same for every seed
+        by_run = {run: found[name] for name, (run, _) in reversed(names.items())}
+        first = {run: by_run[run] for run in dict.fromkeys(run for run, _ in names.values())}
+        if len(set(first.values())) == 1 or not has_several:
+            return [("", None, next(iter(first.values())))]
+        return [(run, None, source) for run, source in first.items()]
+    is_base = row.model == "base"  # heads of a seed in the untrained model are variants of it
+    return [
+        ("-".join(filter(None, (run if has_several else "", str(seed) if is_base else ""))), None if is_base else seed, found[name])
+        for name, (run, seed) in names.items()
+    ]
 
 
 def _step_sources(plan: Plan, runs: list[RunPlaces]) -> Iterator[tuple[str, int | None, Source]]:
     """A row per run and kept checkpoint: headrank+step-1800; of training seeds the step is the variant."""
-    seeds = dict(zip((places.name for places in plan.runs), plan.loaded.study.seeds, strict=False))
+    has_several = len({plan.loaded.names[places.name][0] for places in runs}) > 1
     for places in runs:
+        run, seed = plan.loaded.names[places.name]
         if not places.steps:
             raise InputError(f"{plan.loaded.path}: measure.rows: model 'steps' needs checkpoints that are kept: training.keep_steps")
         for step, (path, phase) in places.steps.items():
-            name = "-".join(filter(None, (places.name if len(runs) > 1 and not seeds else "", f"step-{step}")))
-            yield name, seeds.get(places.name), Source(str(path), None, (phase,), is_made_here=True)
+            name = "-".join(filter(None, (run if has_several else "", f"step-{step}")))
+            yield name, seed, Source(str(path), None, (phase,), is_made_here=True)
 
 
 def _source(plan: Plan, row: Row, places: RunPlaces) -> Source:

@@ -33,9 +33,9 @@ def plan_selection(plan: Plan, run: str, recipe: Recipe, name: str) -> tuple[Pat
     settings = {"model": recipe.model, "selection": dump(chosen), "prompt": dump(recipe.prompt), "heads": dump(recipe.heads)}
     if chosen.method == "niah":
         flags, reads, needs, external = _needles(plan, recipe, chosen)
-    elif chosen.lists is not None:
-        flags = tuple(word for path in chosen.lists for word in ("--lists", str(path)))
-        reads, needs, external = tuple(chosen.lists), (), tuple(chosen.lists)
+    elif chosen.paragraphs is not None:
+        flags = tuple(word for path in chosen.paragraphs for word in ("--paragraphs", str(path)))
+        reads, needs, external = tuple(chosen.paragraphs), (), tuple(chosen.paragraphs)
         flags += tuple(selection_flags(plan, _heads(recipe, chosen).model_copy(update={"collections": "pairs"})))
     else:
         heads = _heads(recipe, chosen)

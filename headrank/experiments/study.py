@@ -184,7 +184,7 @@ class Selection(Settings):
     gold_grade: PositiveInt | None = None
     collections: list[Path] | None = None
     queries: Path | None = None
-    lists: list[Path] | None = None  # JSON files of labelled paragraphs, as `select-heads --lists`
+    paragraphs: list[Path] | None = None  # JSON files of questions with labelled paragraphs, as `select-heads --paragraphs`
     depth: PositiveInt | None = None
     needles: PositiveInt | None = None
     haystack_words: list[PositiveInt] | None = None
@@ -193,8 +193,8 @@ class Selection(Settings):
     def _known(self) -> Selection:
         _one_of("method", self.method, POLICIES)
         _one_of("prompt", self.prompt, list(PUBLISHED_PROMPTS))
-        if self.lists is not None and (self.collections is not None or self.queries is not None):
-            raise ValueError("lists and collections both say which lists to read; give one of them")
+        if self.paragraphs is not None and (self.collections is not None or self.queries is not None):
+            raise ValueError("paragraphs and collections both say which lists to read; give one of them")
         return self
 
 
@@ -390,6 +390,7 @@ class Report(Settings):
 
     kind: Literal["run", "matrix", "training"]
     heads: bool = False  # the heads before and after training, too
+    pool: str | None = None  # matrix: test over the queries of all benchmarks together, against this method; '' for the usual ones
     view: View | None = None
 
 
@@ -409,7 +410,7 @@ class Study(Recipe):
     name: str | None = None  # the model's name in tables; default: the last part of ``model``
     retrieve: Retrieve | None = None
     compare_paper: bool = False  # say how far the pairs are from the paper's training set
-    seeds: list[int] = []  # runs seed-1, seed-2, ...: the recipe with these training seeds
+    seeds: list[int] = []  # runs seed-1, seed-2, ...: the recipe, or each of ``runs`` (NAME.seed-1, ...), with these training seeds
     runs: dict[str, dict[str, Any]] = {}
     benchmarks: dict[str, Benchmark] = {}
     measure: Measure = Measure()
@@ -422,8 +423,6 @@ class Study(Recipe):
 
     @model_validator(mode="after")
     def _names(self) -> Study:
-        if self.seeds and self.runs:
-            raise ValueError("seeds and runs both name the runs; give one of them")
         for name in [*self.runs, *self.benchmarks]:
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
                 raise ValueError(f"'{name}' is no name of letters, digits, '.', '-' and '_'")

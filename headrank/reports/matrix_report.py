@@ -14,7 +14,7 @@ from headrank.reports.analyses import CellAnalyses
 from headrank.reports.conditions import CellGroup, group_cells
 from headrank.reports.page import Block, Page, Paragraph
 from headrank.reports.paper_tables import TableSpec, build_table, overview_table
-from headrank.reports.row_tests import paired_test_grids
+from headrank.reports.row_tests import paired_test_grids, pooled_test_grid
 from headrank.reports.sections import list_blocks, pareto_blocks
 from headrank.reports.table_text import to_csv, to_latex, to_markdown
 from headrank.reports.tables import Table
@@ -27,11 +27,13 @@ def write_matrix_report(
     *,
     own_depths: Mapping[str, int] | None = None,
     with_published: bool = True,
+    pool: str | None = None,
 ) -> list[Path]:
     """Write tables/ (md, tex, csv), figures/ (png, pdf), report.md and report.html; returns what was written, pages last.
 
     Every group of conditions.py is a set of tables of its own: numbers under different conditions never share a table, but for
-    benchmarks that each stand at the depth ``own_depths`` gives them, as in the paper.
+    benchmarks that each stand at the depth ``own_depths`` gives them, as in the paper. ``pool`` adds tests over the queries of all
+    benchmarks together, of every row against that method ('' for the usual opponents).
     """
     page, written = Page("HeadRank: tables and analyses"), []
     for group in group_cells(cells, own_depths or {}):
@@ -49,7 +51,8 @@ def write_matrix_report(
         blocks: list[Block] = list_blocks(analyses, stem, group.name, SELECTIVITY_GAP if is_papers and not papers_eight else ())
         measure = next(iter(analyses.placed[0].cell.metrics["measures"]))
         page.add(f"Tables, {group.name}", [table.grid() for table in tables])
-        page.add(f"Tests, {group.name}", list(paired_test_grids(group.cells)))
+        together = pooled_test_grid(group.cells, pool or None) if pool is not None else None
+        page.add(f"Tests, {group.name}", [*([together] if together is not None else []), *paired_test_grids(group.cells)])
         page.add(f"Analyses, {group.name}", [*blocks, *pareto_blocks(analyses, measure, stem, group.name)])
     if not page.sections:
         page.add("Nothing to compare", [Paragraph("Only first-stage runs were found; run at least one reranking method.")])

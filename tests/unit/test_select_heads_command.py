@@ -296,7 +296,7 @@ def test_lists_of_labelled_paragraphs_select_heads_too(model, tmp_path) -> None:
     marks = [("a flea lives long", True, False), ("the floor costs", False, True), ("rosin", False, False)]
     paragraphs = [{"paragraph_text": text, "is_positive": positive, "is_negative": negative} for text, positive, negative in marks]
     (tmp_path / "nq_core.json").write_text(json.dumps([{"question": "how long does a flea live", "paragraphs": paragraphs}]))
-    words = ["select-heads", "--model", str(model), "--lists", str(tmp_path / "nq_core.json"), "--method", "core", "--no-picture"]
+    words = ["select-heads", "--model", str(model), "--paragraphs", str(tmp_path / "nq_core.json"), "--method", "core", "--no-picture"]
     assert main([*words, "--contrast", "irrelevant", "--output", str(tmp_path / "heads.json")]) == 0
     heads = HeadSet.load(tmp_path / "heads.json")
     assert heads.source["collections"] == ["nq_core"] and heads.settings["depth"] == 3

@@ -319,7 +319,7 @@ def test_a_baseline_as_published_has_heads_and_a_prompt_of_its_own_beside_the_co
         "core-published": {"method": "core", "prompt": "core", "contrast": "irrelevant"},
         "qr-8": {"method": "qr", "top_k": 8},
         "long-niah": {"method": "niah", "haystack_words": [300, 6000], "needles": 10},
-        "nq-core": {"method": "core", "lists": ["nq_core.json"]},
+        "nq-core": {"method": "core", "paragraphs": ["nq_core.json"]},
     }
     plan = planned(
         heads={"methods": ["entropy", "core"], "top_k": 4},
@@ -338,7 +338,7 @@ def test_a_baseline_as_published_has_heads_and_a_prompt_of_its_own_beside_the_co
     assert "--top-k" not in core and words(plan, "selection/qr-8")[words(plan, "selection/qr-8").index("--top-k") + 1] == "8"
     niah = words(plan, "selection/long-niah")
     assert niah[niah.index("--haystack-words") + 1 :][:2] == ["300", "6000"]
-    assert "--lists" in words(plan, "selection/nq-core") and "--depth" not in words(plan, "selection/nq-core")
+    assert "--paragraphs" in words(plan, "selection/nq-core") and "--depth" not in words(plan, "selection/nq-core")
     cells = {each.cell.method: each for each in plan.cells}
     assert cells["core"].settings.prompt is None and cells["core+published"].settings.prompt == "core"
     assert cells["core+published"].cell.heads == "out/heads.core-published.json" and cells["core"].cell.heads == "out/heads.core.json"
@@ -376,3 +376,45 @@ def test_the_papers_presets_hold_what_the_paper_gives(size: str) -> None:
     ablations = {each.cell.method for each in plan.cells if each.cell.method.startswith("headrank+") and "step" not in each.cell.method}
     wanted = {"sft", "all-heads", "no-gate", "no-alps", "no-omega", "no-prox"}
     assert ablations == ({f"headrank+{name}" for name in wanted} if size == "0.6b" else set())
+
+
+def test_runs_and_seeds_multiply_and_the_seeds_of_a_run_are_one_row() -> None:
+    plan = planned(
+        seeds=[1, 2],
+        runs={"full": {}, "slow": {"training": {"lr": 1e-5}}},
+        measure=rows(
+            {"method": "headrank", "variant": "untrained", "heads": "before"},
+            {"method": "headrank", "model": "trained", "heads": "before"},
+            {"method": "headrank", "variant": "one", "model": "final", "runs": ["slow"]},
+        ),
+    )
+    assert {name for name in names(plan) if name.startswith("train/")} == {
+        "train/full.seed-1",
+        "train/full.seed-2",
+        "train/slow.seed-1",
+        "train/slow.seed-2",
+    }
+    assert words(plan, "train/slow.seed-2")[words(plan, "train/slow.seed-2").index("--seed") + 1] == "2"
+    found = [(each.cell.method, each.cell.model.seed) for each in plan.cells if each.cell.model is not None]
+    assert found[0] == ("headrank+untrained", None)
+    assert found[1:5] == [("headrank+full", 1), ("headrank+full", 2), ("headrank+slow", 1), ("headrank+slow", 2)]
+    assert found[5:] == [("headrank+one", 1), ("headrank+one", 2)]
+
+
+def test_the_study_of_the_claims_holds_every_query_out_once_and_pools_the_folds() -> None:
+    root = Path(__file__).resolve().parents[2]
+    plan = plan_study(read_study(root / "configs" / "claims.yaml"))
+    cells: dict[str, set[tuple[str, int | None]]] = {}
+    for each in plan.cells:
+        if each.cell.model is not None:
+            cells.setdefault(each.cell.method, set()).add((each.cell.benchmark.name, each.cell.model.seed))
+    held_out = {(f"{name}-{fold}", seed) for name in ("dl21", "dl23") for fold in "ab" for seed in (1, 2, 3)}
+    trained = {f"headrank+{name}" for name in ("full", "no-gate", "no-alps", "no-omega", "no-prox", "reselected")}
+    assert {method for method in cells if cells[method] == held_out} == trained
+    for each in plan.cells:  # what is measured on a fold was trained on the other
+        if each.cell.method in trained:
+            fold = each.cell.benchmark.name[-1]
+            assert f"/{'a' if fold == 'b' else 'b'}-" in each.cell.model.path and str(each.settings.only).endswith(f"fold-{fold}.qids")
+    folds = [{line.split()[0] for line in (root / "results" / "queries" / f"fold-{fold}.qids").open()} for fold in "ab"]
+    assert not folds[0] & folds[1] and len(folds[0] | folds[1]) == 103
+    assert words(plan, "report")[-4:-2] == ["--pool", "headrank+full"]
