@@ -2,8 +2,8 @@
 
 Each cell, or all cells that share a forward, has a process of its own, so that its peak memory is its own and a crash costs no other cell.
 A cell whose ranking and measures are still valid is skipped; one cut short goes on at the query where it stopped. The cells are split
-over processes by --shard I/N, by torchrun or by a SLURM array. A study file says the same with names instead of words:
-see 'headrank experiment run'.
+over processes by --shard I/N, by torchrun or by a SLURM array. Other names, several seeds of a model, variants of a method or settings
+of one benchmark: write a study file, see 'headrank experiment run' and docs/experiments.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headrank.evaluation.measures import measure_name
 from headrank.experiments.cell_jobs import CellGroup, CellSettings
 from headrank.experiments.cells import METRICS, Cell, read_cell
 from headrank.experiments.display import make_display
-from headrank.experiments.matrix_plan import ORDERS, MatrixBenchmark, parse_model, parse_shard, plan_cells, share_forwards
+from headrank.experiments.matrix_plan import ORDERS, MatrixBenchmark, MatrixModel, model_name, parse_shard, plan_cells, share_forwards
 from headrank.experiments.phases import STAMPS, Phase
 from headrank.experiments.runner import Runner
 from headrank.method.prompt import LAYOUTS, QUERY_ROWS
@@ -38,19 +38,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `headrank benchmark run`."""
     what = parser.add_argument_group("matrix")
     what.add_argument(
-        "--models", nargs="+", default=["embedded"], metavar="MODEL", help="MODEL, NAME=MODEL or NAME@SEED=MODEL (default: embedded)"
+        "--models",
+        nargs="+",
+        default=["embedded"],
+        metavar="MODEL",
+        help="directories or hub names; the last part of the path is the name in tables (default: embedded)",
     )
-    what.add_argument(
-        "--methods", nargs="+", default=["bm25", "icr"], metavar="METHOD", help=f"{', '.join(METHODS)}; METHOD+VARIANT labels a variant"
-    )
+    what.add_argument("--name", help="another name of the model in tables, such as the paper's: Qwen3-0.6B")
+    what.add_argument("--methods", nargs="+", default=["bm25", "icr"], metavar="METHOD", help=f"{', '.join(METHODS)} (default: bm25 icr)")
     what.add_argument(
         "--benchmarks",
         nargs="+",
         required=True,
         metavar="NAME",
-        help="registered names ('all': those that are prepared), or NAME=DIR for a collection folder",
+        help="names of 'headrank benchmark list' ('all': those that are prepared), or collection folders",
     )
-    what.add_argument("--heads", nargs="+", default=[], metavar="[MODEL/]METHOD=FILE", help="heads.json of the methods that select heads")
+    what.add_argument(
+        "--heads", nargs="+", default=[], metavar="FILE", help="heads.json files; each is for the method that it was selected by"
+    )
     what.add_argument(
         "--depths", nargs="+", type=int, default=[], metavar="N", help="candidates reranked (default: the benchmark's, else 40)"
     )
@@ -93,10 +98,10 @@ def _add_running_arguments(how: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace, find_benchmark: Resolver | None = None) -> int:
     """Do this process's cells; exit code 1 when any of them failed. ``find_benchmark`` resolves registered names."""
     cells = plan_cells(
-        [parse_model(text) for text in args.models],
+        _models(args.models, args.name),
         args.methods,
         [_benchmark(text, args, find_benchmark) for text in args.benchmarks],
-        _heads(args.heads),
+        _heads(args.heads, args.methods),
         depths=args.depths,
         orders=args.orders,
     )
@@ -161,28 +166,37 @@ def _refuse_other_settings(groups: Sequence[CellGroup]) -> None:
 
 
 def _benchmark(text: str, args: argparse.Namespace, find_benchmark: Resolver | None) -> MatrixBenchmark:
-    """NAME=DIR or a folder as it is, else a registered name; --measures replaces the benchmark's own."""
-    name, equals, folder = text.partition("=")
+    """A folder, else a registered name; --measures replaces the benchmark's own."""
     measures = tuple(measure_name(measure) for measure in args.measures) if args.measures else None
-    if equals or Path(text).is_dir():
-        path = Path(folder if equals else text)
-        if not path.is_dir():
-            raise InputError(f"--benchmarks {text!r}: no such collection folder")
-        return MatrixBenchmark(name if equals else path.resolve().name, path, 40, measures or ("nDCG@10",))
-    if find_benchmark is None:
-        raise InputError(f"--benchmarks {text!r}: not a folder; write NAME=DIR")
+    path = Path(text)
+    if path.is_dir():
+        return MatrixBenchmark(path.resolve().name, path, 40, measures or ("nDCG@10",))
+    if find_benchmark is None or len(path.parts) > 1:
+        raise InputError(f"--benchmarks {text}: no such collection folder; check the path, or give a name of 'headrank benchmark list'")
     found = find_benchmark(text)
     chosen = measures or tuple(map(measure_name, found.measures))
     return dataclasses.replace(found, measures=chosen)
 
 
-def _heads(given: Sequence[str]) -> dict[str, str]:
-    heads = {}
-    for text in given:
-        name, equals, path = text.partition("=")
-        if not equals or not name:
-            raise InputError(f"--heads {text!r}: write METHOD=FILE or MODEL/METHOD=FILE")
-        heads[name] = path
+def _models(paths: Sequence[str], name: str | None) -> list[MatrixModel]:
+    if name is not None and len(paths) > 1:
+        raise InputError(f"--name {name}: there are {len(paths)} models; name them in a study file, or run them one after the other")
+    return [MatrixModel(name or model_name(path), path) for path in paths]
+
+
+def _heads(given: Sequence[str], methods: Sequence[str]) -> dict[str, str]:
+    """Method -> heads.json, by what the file says it was selected by; other selections than the baselines' are HeadRank's."""
+    from headrank.method.heads import HeadSet  # imports torch
+
+    heads: dict[str, str] = {}
+    for path in given:
+        selection = HeadSet.load(path).method.removesuffix("-ndcg")
+        method = next((known.name for known in METHODS.values() if known.selection == selection), "headrank")
+        if method not in methods:
+            raise InputError(f"--heads {path}: these heads are for {method}, which is not among --methods {' '.join(methods)}; add it")
+        if method in heads:
+            raise InputError(f"--heads {path}: {heads[method]} is for {method} too; a study file can have both as rows")
+        heads[method] = path
     return heads
 
 

@@ -53,9 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_count(job, "--pairs-per-context", 16, "pairs that share a forward (default 16)")
     job.add_argument("--recompute-granularity", choices=["full"], help="recompute whole layers in the backward pass")
     job.add_argument("--sequence-parallel", action="store_true", help="split what lies between layers over the tensor-parallel ranks")
+    _add_count(job, "--lora-rank", None, "train adapters of this rank; the base model is frozen (default: all weights are trained)")
     job.add_argument("--fp32", action="store_true", help="float32 instead of bfloat16")
     heads = parser.add_argument_group("core heads (default: the paper's for its three models, else eight up to 70% of the depth)")
-    heads.add_argument("--heads", metavar="FILE", help="heads.json")
+    heads.add_argument("--heads", metavar="FILE", help="heads.json; a readout of the late layout plans its training on a teacher's labels")
     heads.add_argument("--l-max", type=int, metavar="N", help="deepest core layer, from 0")
     _add_count(heads, "--num-core-heads", 8, "default 8")
     data = parser.add_argument_group("data")
@@ -127,11 +128,13 @@ def make_plans(args: argparse.Namespace) -> list[Plan]:
 
     numbers = {name: getattr(args, name) for name in GPU_NUMBERS}
     gpu = find_gpu(args.gpu, **{name: None if value is None else value * GPU_NUMBERS[name][2] for name, value in numbers.items()})
-    if args.pairs < args.queries:
-        raise InputError(f"--pairs {args.pairs} is fewer than one for each of --queries {args.queries}")
     data, job = Data(args.queries, args.pairs), _job(args)
+    if not job.is_late and args.pairs < args.queries:
+        raise InputError(f"--pairs {args.pairs} is fewer than one for each of --queries {args.queries}")
     job.config()  # contradictions are refused before anything is built
-    recipes = ["ours", "literal"] if args.recipe == "both" else [args.recipe]
+    if job.is_late and args.recipe == "literal":
+        raise InputError("--recipe literal is the paper's prompt; --heads is a readout of the late layout: leave --recipe out")
+    recipes = ["ours", "literal"] if args.recipe == "both" and not job.is_late else [args.recipe.replace("both", "ours")]
     if args.tensor_model_parallel_size is None:
         largest = Plan(job, recipes[0], gpu, args.gpus_per_node, data, measure_by_depth(job, recipes[0]))
         is_batch_free = args.global_batch_size is None
@@ -168,8 +171,9 @@ def _job(args: argparse.Namespace) -> Job:
         is_bf16=not args.fp32,
         is_recomputed=args.recompute_granularity == "full",
         is_sequence_parallel=args.sequence_parallel,
+        lora_rank=args.lora_rank or 0,
     )
-    if job.sequence_tokens > shape.max_positions:
+    if not job.is_late and job.sequence_tokens > shape.max_positions:
         raise InputError(
             f"--context-documents {job.documents} x --document-tokens {job.document_tokens} make {job.sequence_tokens:,} tokens, but "
             f"{args.model} has {shape.max_positions:,} positions; lower one of them"
@@ -202,7 +206,7 @@ def print_plans(plans: list[Plan]) -> None:
     console.print(
         f"[bold]{job.model}[/] on {job.world_size:,} x {first.gpu.name}: TP {job.tensor_parallel} x DP {job.data_parallel}, "
         f"global batch {job.global_batch_size:,}, {job.documents} documents per context ({job.sequence_tokens:,} tokens), "
-        f"{first.data.num_contexts:,} queries, {first.data.num_pairs:,} pairs"
+        + (f"{first.data.num_contexts:,} lists" if job.is_late else f"{first.data.num_contexts:,} queries, {first.data.num_pairs:,} pairs")
     )
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("per GPU")

@@ -19,6 +19,7 @@ from headrank.methods import find_method
 from headrank.reranking.model_sources import is_embedded
 
 ORDERS = ("retriever", "reversed", "shuffled")
+_NAMELESS = ("hf", "model")  # folders in which a study puts the models of its runs
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class MatrixModel:
 
 @dataclass(frozen=True)
 class MatrixCell:
-    """One unit of work. ``method`` may carry a variant after '+', which is part of the label only."""
+    """One unit of work. ``method`` is a label: a study's row may add a variant after a '+'."""
 
     model: MatrixModel | None  # None for first-stage rankers
     method: str
@@ -85,15 +86,12 @@ def plan_cells(
 
     What cannot run is refused before anything does.
     """
-    for flag, given in (("--methods", methods), ("--depths", depths), ("--orders", orders)):
+    for name, given in (("methods", methods), ("depths", depths), ("orders", orders)):
         twice = [value for value in given if list(given).count(value) > 1]
         if twice:
-            raise InputError(f"{flag}: duplicate value {twice[0]}; give it once")
-    for method in methods:
-        if method.endswith("+"):
-            raise InputError(f"--methods {method}: nothing follows the '+'; write METHOD or METHOD+VARIANT")
+            raise InputError(f"`{name}`: duplicate value {twice[0]}; give it once")
     if depths and min(depths) < 1:
-        raise InputError(f"--depths {min(depths)}: at least one candidate must be reranked; give numbers from 1")
+        raise InputError(f"`depths` {min(depths)}: at least one candidate must be reranked; give numbers from 1")
     cells = []
     for benchmark in benchmarks:
         if Collection.open(benchmark.collection).run_path is None:
@@ -104,19 +102,22 @@ def plan_cells(
             cells += [
                 MatrixCell(None, method, None, benchmark, depth, "retriever")
                 for method in methods
-                if find_method(method.partition("+")[0]).kind == "first-stage" and benchmark.retriever in (None, method.partition("+")[0])
+                if find_method(method).kind == "first-stage" and benchmark.retriever in (None, method)
             ]
             cells += [
                 MatrixCell(model, method, find_heads(model, method, heads), benchmark, depth, order)
                 for order in orders
                 for model in models
                 for method in methods
-                if find_method(method.partition("+")[0]).kind != "first-stage"
+                if find_method(method).kind != "first-stage"
             ]
     folders = [cell.folder for cell in cells]
     twice = sorted({str(folder) for folder in folders if folders.count(folder) > 1})
     if twice:
-        raise InputError(f"two cells would share {twice[0]}; give models different names (NAME=MODEL) or seeds (NAME@SEED=MODEL)")
+        raise InputError(
+            f"two cells would share {twice[0]}; models are called by the last part of their path: rename one, or write a study file, "
+            "where a row has a name, a seed and a variant"
+        )
     return cells
 
 
@@ -131,18 +132,15 @@ def share_forwards(cells: Sequence[MatrixCell]) -> list[list[MatrixCell]]:
 
 
 def find_heads(model: MatrixModel, method: str, heads: Mapping[str, str]) -> str | None:
-    """The heads.json of a method: given for model/method, for the method, or inside an exported HeadRank model (then None)."""
-    known = find_method(method.partition("+")[0])
-    given = heads.get(f"{model.name}/{method}") or heads.get(method)
-    if given is not None:
-        if not Path(given).is_file():
-            raise InputError(f"--heads {method}={given}: no such file")
-        return given
-    if not known.needs_heads or (known.name == "headrank" and _brings_heads(model.path)):
+    """The heads.json of a method, given or inside an exported HeadRank model (then None)."""
+    known = find_method(method)
+    if method in heads:
+        return heads[method]
+    if not known.needs_heads or (method == "headrank" and _brings_heads(model.path)):
         return None
     raise InputError(
-        f"method {method!r} on {model.name} needs heads: run 'headrank select-heads --method {known.selection}' on that model and give "
-        f"--heads {model.name}/{method}=heads.json"
+        f"method {method!r} on {model.name} needs heads: run 'headrank select-heads --method {known.selection} --output FILE' on that "
+        "model and give FILE with `heads`"
     )
 
 
@@ -151,15 +149,10 @@ def _brings_heads(model: str) -> bool:
     return is_embedded(model) or (Path(model) / "headrank.json").is_file()
 
 
-def parse_model(text: str) -> MatrixModel:
-    """MODEL, NAME=MODEL or NAME@SEED=MODEL."""
-    name, equals, path = text.partition("=")
-    if not equals or Path(text).exists():
-        return MatrixModel(Path(text).name or text, text)
-    label, at, seed = name.partition("@")
-    if at and not seed.isdigit():
-        raise InputError(f"--models {text!r}: the seed after '@' must be a number")
-    return MatrixModel(label, path, int(seed) if at else None)
+def model_name(path: str) -> str:
+    """What a model is called in tables: the last part of its path, or the part before where that says nothing: runs/demo/model is demo."""
+    place = Path(path)
+    return place.parent.name if place.name in _NAMELESS and place.parent.name else place.name or path
 
 
 def parse_shard(text: str | None, environment: Mapping[str, str]) -> tuple[int, int]:
@@ -167,7 +160,7 @@ def parse_shard(text: str | None, environment: Mapping[str, str]) -> tuple[int, 
     if text is not None:
         found = re.fullmatch(r"(\d+)/(\d+)", text)
         if not found or int(found[1]) >= int(found[2]):
-            raise InputError(f"--shard {text!r}: write I/N with I from 0 to N-1")
+            raise InputError(f"`shard` {text!r}: write I/N with I from 0 to N-1")
         return int(found[1]), int(found[2])
     if int(environment.get("WORLD_SIZE", "1")) > 1:
         return int(environment["RANK"]), int(environment["WORLD_SIZE"])
@@ -177,7 +170,7 @@ def parse_shard(text: str | None, environment: Mapping[str, str]) -> tuple[int, 
         if index >= count or (last is not None and int(last) - first + 1 != count):
             raise InputError(
                 f"SLURM array of {count} tasks with gaps (this one is {index + first}): cells cannot be counted off by them; "
-                f"give --shard I/N or --array=0-{count - 1}"
+                f"give `shard` I/N or --array=0-{count - 1}"
             )
         return index, count
     return 0, 1

@@ -15,25 +15,17 @@ from headrank.errors import InputError
 from headrank.evaluation.measures import measure_name
 from headrank.experiments.cell_jobs import CellGroup, CellSettings
 from headrank.experiments.fused_cells import FusedCell
-from headrank.experiments.matrix_plan import MatrixBenchmark, MatrixCell, MatrixModel
+from headrank.experiments.matrix_plan import MatrixBenchmark, MatrixCell, MatrixModel, model_name
 from headrank.experiments.phases import Command, Phase
-from headrank.experiments.plan import (
-    HEADRANK,
-    Plan,
-    RunPlaces,
-    collection_files,
-    given,
-    heads_path,
-    needles_phase,
-    plan_heads,
-    selection_phase,
-)
+from headrank.experiments.plan import HEADRANK, Plan, RunPlaces, collection_files, given
+from headrank.experiments.plan_heads import heads_path, needles_phase, plan_heads, selection_phase
 from headrank.experiments.plan_selections import plan_selection
 from headrank.experiments.study import Benchmark, Row
 from headrank.files import plain_or_gzipped
 from headrank.formats import read_run
-from headrank.methods import POLICIES, find_method, method_name
+from headrank.methods import METHODS, POLICIES, find_method, method_name
 from headrank.reranking import shipped_readouts
+from headrank.reranking.model_sources import is_embedded
 
 DEFAULT_DEPTH, DEFAULT_MEASURES = 40, ("nDCG@10",)
 
@@ -217,7 +209,8 @@ def _cells_of_row(plan: Plan, row: Row, benchmark: PlannedBenchmark) -> Iterator
     if method.kind == "generative":  # it writes; no rows are read
         settings = replace(settings, query_rows=None)
     for variant, seed, source in _sources(plan, row):
-        model = MatrixModel(row.name or _model_name(plan), source.model, seed, is_made_here=source.is_made_here)
+        name = row.name or (model_name(row.path) if row.path is not None else _model_name(plan))
+        model = MatrixModel(name, source.model, seed, is_made_here=source.is_made_here)
         label = "+".join(filter(None, (row.method, "-".join(filter(None, (row.variant, variant))))))
         heads = str(source.heads) if source.heads is not None else None
         for depth in row.depths or benchmark.depths:
@@ -233,6 +226,8 @@ def _model_name(plan: Plan) -> str:
 
 def _sources(plan: Plan, row: Row) -> list[tuple[str, int | None, Source]]:
     """(variant, seed, what is read) per run that makes a difference; ('', None, ...) where none does."""
+    if row.path is not None:
+        return [("", row.seed, _given_model(row, row.path))]
     runs = [places for places in plan.runs if not row.runs or plan.loaded.names[places.name][0] in row.runs]
     if row.model == "steps":
         return list(_step_sources(plan, runs))
@@ -265,6 +260,15 @@ def _step_sources(plan: Plan, runs: list[RunPlaces]) -> Iterator[tuple[str, int 
         for step, (path, phase) in places.steps.items():
             name = "-".join(filter(None, (run if has_several else "", f"step-{step}")))
             yield name, seed, Source(str(path), None, (phase,), is_made_here=True)
+
+
+def _given_model(row: Row, path: str) -> Source:
+    """A model that nobody makes here, with the heads of the row or its own."""
+    folder = (Path(path),) if Path(path).is_dir() else ()
+    if row.heads is not None:
+        return Source(path, Path(row.heads), (), (*folder, *(() if row.heads in shipped_readouts.NAMES else (Path(row.heads),))))
+    its_own = (Path(path) / "headrank.json",) if METHODS[row.method].needs_heads and not is_embedded(path) else ()
+    return Source(path, None, (), (*folder, *its_own))
 
 
 def _source(plan: Plan, row: Row, places: RunPlaces) -> Source:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headrank.experiments.phases import Command, Phase
 from headrank.experiments.plan import HEADRANK, Plan, collection_flags, collection_reads, dump, flags_of, given, labelled_files, model_reads
-from headrank.experiments.study import Labels, ReadoutFit, Recipe
+from headrank.experiments.recipe import Labels, ReadoutFit, Recipe
 
 _NO_INFLUENCE = ("only", "folder", "max_minutes")
 

@@ -5,19 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from headrank.experiments.phases import Command, Phase
-from headrank.experiments.plan import (
-    HEADRANK,
-    Plan,
-    collection_files,
-    collection_flags,
-    collection_reads,
-    dump,
-    flags_of,
-    model_reads,
-    selection_flags,
-    selection_lists,
-)
-from headrank.experiments.study import Heads, Recipe, Selection
+from headrank.experiments.plan import HEADRANK, Plan, collection_files, collection_flags, collection_reads, dump, flags_of, model_reads
+from headrank.experiments.plan_heads import selection_flags, selection_lists
+from headrank.experiments.recipe import Heads, Recipe, Selection
 
 _OF_HEADS = ("top_k", "temperature", "entropy_weight", "contrast", "per_query", "gold_grade", "collections", "queries", "depth")
 

@@ -7,9 +7,13 @@ from pathlib import Path
 
 from headrank.errors import InputError
 from headrank.experiments.phases import Command, Phase, check_plan
-from headrank.experiments.plan import HEADRANK, Plan, given, plan_recipes
+from headrank.experiments.plan import HEADRANK, Plan, RunPlaces, given
 from headrank.experiments.plan_cells import PlannedCell, cells_folder, given_phases, plan_cells_of_study
-from headrank.experiments.study import Data, Recipe, Report, Study
+from headrank.experiments.plan_heads import plan_heads
+from headrank.experiments.plan_pairs import plan_pairs
+from headrank.experiments.plan_training import plan_training
+from headrank.experiments.recipe import Data, Recipe
+from headrank.experiments.study import Report, Study
 from headrank.experiments.study_file import LoadedStudy
 from headrank.methods import METHODS, method_name
 
@@ -43,7 +47,7 @@ def plan_study(loaded: LoadedStudy) -> StudyPlan:
     """Everything that the file asks for. Nothing is written, and no file needs to be there yet."""
     plan = Plan(_with_places(loaded))
     _plan_retrieval(plan)
-    plan_recipes(plan)
+    _plan_recipes(plan)
     cells = tuple(plan_cells_of_study(plan))
     _plan_report(plan, cells)
     check_plan(plan.phases)
@@ -74,6 +78,23 @@ def _with_places(loaded: LoadedStudy) -> LoadedStudy:
     changed = recipe_of(study)
     assert isinstance(changed, Study)
     return replace(loaded, study=changed, recipes={name: recipe_of(recipe) for name, recipe in loaded.recipes.items()})
+
+
+def _plan_recipes(plan: Plan) -> None:
+    """All runs of the study."""
+    for name, recipe in plan.loaded.recipes.items():
+        plan.runs.append(_plan_run(plan, name, recipe))
+
+
+def _plan_run(plan: Plan, run: str, recipe: Recipe) -> RunPlaces:
+    if recipe.training is None and recipe.heads is None:
+        if recipe.data.collections:
+            plan_pairs(plan, run, recipe)
+        return RunPlaces(run, recipe, None, None, None, None)
+    if recipe.training is None:
+        heads, phase = plan_heads(plan, run, recipe)
+        return RunPlaces(run, recipe, heads, None, None, None, {"heads_before": phase})
+    return plan_training(plan, run, recipe)
 
 
 def _plan_retrieval(plan: Plan) -> None:

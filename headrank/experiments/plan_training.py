@@ -17,14 +17,12 @@ from headrank.experiments.plan import (
     given,
     model_reads,
     pairs_reads,
-    plan_heads,
-    plan_pairs,
     processes_of,
-    selection_flags,
-    selection_lists,
 )
+from headrank.experiments.plan_heads import plan_heads, selection_flags, selection_lists
+from headrank.experiments.plan_pairs import plan_pairs
 from headrank.experiments.plan_readout import plan_readout
-from headrank.experiments.study import Recipe, Training
+from headrank.experiments.recipe import Recipe, Training
 
 PRETRAIN = Path(__file__).resolve().parents[2] / "pretrain_headrank.py"
 

@@ -20,7 +20,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from headrank.errors import InputError
-from headrank.experiments.study import Recipe, Study
+from headrank.experiments.recipe import Recipe
+from headrank.experiments.study import Study
 
 Place = tuple[str | int, ...]
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")

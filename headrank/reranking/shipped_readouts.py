@@ -2,7 +2,7 @@
 
 ``full`` and ``fast`` read the trained model: the embedded one with the adapter in embedded/adapter. ``untrained-full`` and
 ``untrained-fast`` read the embedded model as it is. ``fast`` ones read at most 20 of 30 layers and 16 (layer, key-value group) pairs.
-docs/readouts.md and docs/teacher_training.md have the commands that make them; a new file replaces an old one.
+configs/readouts.yaml and configs/teacher.yaml make them; a new file replaces an old one.
 """
 
 from __future__ import annotations

@@ -15,6 +15,17 @@ from megatron_patches.training.config import TrainingConfig, config_from
 # Prompt text around the documents, in Qwen3 tokens, measured on the training collections: chat opening, "[i] " and line
 # breaks of each document, instruction + query + chat suffix, instruction + "N/A" + chat suffix, and the rows of I_q in both.
 OPENING_TOKENS, LABEL_TOKENS, QUERY_TOKENS, CALIBRATION_TOKENS, QUERY_ROWS, CALIBRATION_ROWS = 4, 4, 36, 28, 10, 2
+LATE_QUERY_TOKENS = QUERY_ROWS + 2  # "Query:" and the query's own
+
+# What a late job is trained with: docs/teacher_training.md
+LATE_FLAGS = {
+    "--headrank-document-layout": "late",
+    "--headrank-loss": "teacher",
+    "--headrank-teacher-ranknet": 1,
+    "--headrank-teacher-listwise": 0.5,
+    "--headrank-in-batch-weight": 0.3,
+    "--headrank-beta": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -36,6 +47,12 @@ class Job:
     is_sequence_parallel: bool = False
     has_distributed_optimizer: bool = True
     has_gpu_kernels: bool = True
+    lora_rank: int = 0
+
+    @property
+    def is_late(self) -> bool:
+        """Whether passages and queries are rows of their own, trained on a teacher's scores."""
+        return self.heads.prompt.is_late
 
     @property
     def prefix_tokens(self) -> int:
@@ -44,7 +61,9 @@ class Job:
 
     @property
     def sequence_tokens(self) -> int:
-        """Tokens of one context with both branches."""
+        """Tokens of one context with both branches; in the late layout of its passages and its query."""
+        if self.is_late:
+            return self.documents * self.document_tokens + LATE_QUERY_TOKENS
         return self.prefix_tokens + QUERY_TOKENS + CALIBRATION_TOKENS
 
     @property
@@ -83,6 +102,8 @@ class Job:
             "--lr": 1e-5,
             "--clip-grad": 5.0,
             **({"--recompute-granularity": "full"} if self.is_recomputed else {}),
+            **({"--headrank-lora-rank": self.lora_rank} if self.lora_rank else {}),
+            **(LATE_FLAGS if self.is_late else {}),
         }
         switches = {
             "--bf16": self.is_bf16,

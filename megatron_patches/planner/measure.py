@@ -9,8 +9,10 @@ from functools import lru_cache
 from typing import Any
 
 from headrank.method.heads import Head, HeadSet
+from headrank.method.readout import Readout
 from megatron_patches.model import HeadRankModel
 from megatron_patches.planner.job import Job
+from megatron_patches.planner.late_recipe import late_batch
 from megatron_patches.planner.meter import Costs, StepMeter
 from megatron_patches.planner.recipes import RECIPES, build_full_model, literal_step, one_pass_batch, two_pass_batch
 from megatron_patches.planner.world import fake_world
@@ -69,7 +71,7 @@ def measure(job: Job, recipe: str = "ours") -> Measurement:
         _switch_phase_at_finalisation(policy, meter)
         meter.phase = "update"
         if reference is None:
-            train_step(model, optimizer, meter.announce(one_pass_batch(job)), job.heads, config.loss, 1)
+            train_step(model, optimizer, meter.announce(late_batch(job) if job.is_late else one_pass_batch(job)), job.heads, config.loss, 1)
         else:
             literal_step(model, reference, optimizer, meter.announce(two_pass_batch(job)), job.heads, config)
         return _read(meter, policy, reference_bytes)
@@ -85,7 +87,9 @@ def measure_by_depth(job: Job, recipe: str = "ours") -> Measurement:
     job.config()  # contradictions are refused here as they are by training
 
     def shallow(last_read: int, layers: int) -> Measurement:
-        heads = dataclasses.replace(job.heads, heads=_squeezed(job.heads, last_read), num_layers=layers)
+        squeezed = _squeezed(job.heads, last_read)
+        readout = None if job.heads.readout is None else Readout(weights=(1.0,) * len(squeezed))
+        heads = dataclasses.replace(job.heads, heads=squeezed, num_layers=layers, readout=readout)
         # the global batch says how often a micro-batch runs, not what it costs: one value for all lets the cache answer
         batch = job.micro_batch_size * job.data_parallel
         shape = dataclasses.replace(job.shape, layers=layers)

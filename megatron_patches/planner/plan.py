@@ -114,7 +114,9 @@ class Plan:
 
     @property
     def samples_per_epoch(self) -> int:
-        """Contexts forwarded in one pass over all pairs; every context has the mean number of them."""
+        """Contexts forwarded in one pass over all pairs, every context with the mean number of them; in the late layout over all lists."""
+        if self.job.is_late:
+            return self.data.num_contexts
         if self.recipe == "literal" or self.job.pairs_per_context == 1:
             return self.data.num_pairs
         return self.data.num_contexts * math.ceil(self.data.num_pairs / self.data.num_contexts / self.job.pairs_per_context)
@@ -124,9 +126,15 @@ class Plan:
         """Steps of one epoch."""
         return math.ceil(self.samples_per_epoch / self.job.global_batch_size)
 
+    @property
+    def pairs_per_step(self) -> int:
+        """Preferences of one step; a list of the late layout counts each pair of its passages, which the teacher's margins order."""
+        of_list = math.comb(self.job.documents, 2) if self.job.is_late else self.job.pairs_per_context
+        return self.job.global_batch_size * (1 if self.recipe == "literal" else of_list)
+
     def reference_seconds(self, kind: str) -> float:
-        """Scoring every context once with the frozen model, before the first step. Nothing for the literal recipe."""
-        if self.recipe == "literal":
+        """Scoring every context once with the frozen model, before the first step; neither the literal recipe nor a late job does."""
+        if self.recipe == "literal" or self.job.is_late:
             return 0.0
         share = FORWARD_SHARE_RECOMPUTED if self.job.is_recomputed else FORWARD_SHARE
         per_context = share * getattr(self.microbatch, kind) / self.job.micro_batch_size
@@ -144,8 +152,8 @@ class Plan:
 
     @property
     def reference_store_bytes(self) -> float:
-        """The file of reference scores. Nothing for the literal recipe, which keeps the model instead."""
-        return 0.0 if self.recipe == "literal" else float(self.data.num_contexts * self.job.documents * SCORE_BYTES)
+        """The file of reference scores; the literal recipe keeps the model instead, a late job learns from labels."""
+        return 0.0 if self.recipe == "literal" or self.job.is_late else float(self.data.num_contexts * self.job.documents * SCORE_BYTES)
 
     def traffic_by_collective(self) -> dict[str, float]:
         """Bytes this rank sends in one step, by collective, group size and link."""
@@ -191,7 +199,7 @@ class Plan:
             "bound_by": self.step.bound_by,
             "serial_seconds": self.step.serial,
             "samples_per_epoch": self.samples_per_epoch,
-            "pairs_per_step": self.job.global_batch_size * (1 if self.recipe == "literal" else self.job.pairs_per_context),
+            "pairs_per_step": self.pairs_per_step,
             "steps": self.num_steps,
             "reference_seconds": self.reference_seconds("bound"),
             "hours_at_least": self.hours("bound"),

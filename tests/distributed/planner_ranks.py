@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from headrank.commands import main
+from headrank.method.prompt import PromptTemplate
+from headrank.method.readout import Readout
 from megatron_patches import device
 from megatron_patches.parallel_scores import core_head_scores
 from megatron_patches.planner.job import CALIBRATION_TOKENS, QUERY_TOKENS, Job
@@ -57,6 +59,13 @@ def cpu_job(name: str, tensor_parallel: int) -> Job:
         is_bf16=False,
         has_gpu_kernels=False,
     )
+
+
+def late_job(job: Job) -> Job:
+    """The same lengths in the late layout, all heads weighted alike."""
+    readout = Readout(weights=(1.0,) * len(job.heads.heads))
+    heads = dataclasses.replace(job.heads, prompt=PromptTemplate(document_layout="late"), readout=readout)
+    return dataclasses.replace(job, heads=heads)
 
 
 def numbers(measured: Measurement) -> dict[str, Any]:

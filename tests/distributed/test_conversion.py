@@ -161,7 +161,7 @@ def test_a_failed_export_leaves_nothing(checked):
 
 
 def test_an_export_never_replaces_a_directory_unasked(checked):
-    assert "already exists" in checked[2]["again"] and "--overwrite" in checked[2]["again"]
+    assert "already exists" in checked[2]["again"] and "`overwrite`" in checked[2]["again"]
 
 
 def test_truncating_without_heads_says_what_is_missing(checked):

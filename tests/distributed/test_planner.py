@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrank.method.prompt import PromptTemplate
-from megatron_patches.planner.job import CALIBRATION_TOKENS, LABEL_TOKENS, OPENING_TOKENS, QUERY_ROWS, QUERY_TOKENS, Job
+from megatron_patches.planner.job import CALIBRATION_TOKENS, LABEL_TOKENS, LATE_QUERY_TOKENS, OPENING_TOKENS, QUERY_ROWS, QUERY_TOKENS, Job
 from megatron_patches.planner.shapes import KNOWN_MODELS, heads_of
 from tests.distributed import planner_ranks
 from tests.distributed.launcher import run_ranks
@@ -26,9 +26,11 @@ SHORT = dataclasses.replace(PAPER_JOB.shape, layers=9)
 SHORT_JOB = dataclasses.replace(PAPER_JOB, model="short", shape=SHORT, heads=heads_of("short", SHORT, last_layer=7))
 TINY_JOB = planner_ranks.cpu_job("tiny", 2)
 PARALLEL = dataclasses.replace(TINY_JOB, heads=dataclasses.replace(TINY_JOB.heads, prompt=PromptTemplate(document_layout="parallel")))
+LATE = planner_ranks.late_job(TINY_JOB)
 JOBS: dict[str, tuple[Job, str, bool]] = {
     "tiny": (TINY_JOB, "ours", True),
     "parallel": (PARALLEL, "ours", True),
+    "late": (LATE, "ours", True),
     "embedded": (planner_ranks.cpu_job("embedded", 1), "ours", True),
     "paper": (PAPER_JOB, "ours", False),
     "short": (SHORT_JOB, "ours", True),
@@ -73,6 +75,24 @@ def flops_by_hand(job: Job) -> float:
     mine = sum(head * ranks // shape.heads == job.fullest_rank for _, head in job.heads.heads)
     rows = mine * 3 * 2 * (QUERY_ROWS + CALIBRATION_TOKENS) * tokens * shape.head_dim
     return linear + attention + rows
+
+
+def late_flops_by_hand(job: Job) -> float:
+    """Matrix products of one list of the late layout: every row of its own over the opening and itself, then queries against keys."""
+    shape, ranks = job.shape, job.tensor_parallel
+    tokens = OPENING_TOKENS + job.documents * job.document_tokens + LATE_QUERY_TOKENS
+    queries, groups = shape.heads * shape.head_dim // ranks, shape.groups * shape.head_dim // ranks
+    whole_layer = shape.hidden * (queries + 2 * groups) + queries * shape.hidden + 3 * shape.hidden * shape.ffn // ranks
+    linear = 3 * 2 * tokens * (job.heads.l_max * whole_layer + shape.hidden * (queries + groups))
+    lengths = [OPENING_TOKENS + LATE_QUERY_TOKENS, *[OPENING_TOKENS + job.document_tokens] * job.documents]
+    attention = job.heads.l_max * (2 + 5) * 2 * queries * sum(length * (length + 1) / 2 for length in lengths)
+    mine = sum(head * ranks // shape.heads == job.fullest_rank for _, head in job.heads.heads)
+    rows = mine * 3 * 2 * QUERY_ROWS * (job.documents * job.document_tokens + OPENING_TOKENS) * shape.head_dim
+    return linear + attention + rows
+
+
+def test_a_late_job_costs_what_a_hand_count_says(predicted) -> None:
+    assert predicted["late"]["microbatch_flops"] == pytest.approx(late_flops_by_hand(LATE), rel=FLOPS_TOLERANCE)
 
 
 def test_flops_are_those_of_a_hand_count(predicted) -> None:

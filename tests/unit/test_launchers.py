@@ -64,7 +64,7 @@ def test_the_three_launchers_differ_only_in_their_model_block() -> None:
 def test_paths_come_first_and_flags_win_over_defaults() -> None:
     _, after = dry_command("train_qwen3_0.6b.sh", "my model", "h.json", "data", "out", "--lr", "1e-4", "--headrank-gamma", "0")
     args = parse_arguments(after)
-    assert (args.headrank_model, args.headrank_heads, args.train_data_path, args.save) == ("my model", "h.json", "data", "out")
+    assert (args.headrank_model, args.headrank_heads, args.train_data_path, args.save) == ("my model", "h.json", ["data"], "out")
     assert (args.lr, args.headrank_gamma) == (1e-4, 0.0)
     assert args.tensorboard_dir == "out/tensorboard"
 
@@ -82,7 +82,7 @@ def test_variables_change_what_they_name() -> None:
     )
     args = parse_arguments(after)
     assert (args.headrank_pairs_per_context, args.train_iters, args.seq_length) == (16, 2800, 16384)
-    assert (args.valid_data_path, args.eval_interval, args.exit_duration_in_mins, args.bf16) == ("dev", 100, 60, False)
+    assert (args.valid_data_path, args.eval_interval, args.exit_duration_in_mins, args.bf16) == (["dev"], 100, 60, False)
     assert (args.headrank_epochs, args.headrank_stop_after, args.headrank_keep_iters) == (1, 1800, [1800, 2200, 2800])
 
 
@@ -199,7 +199,7 @@ def cluster(tmp_path: Path):
 
 def test_the_ranks_of_a_job_get_the_cpus_that_it_asked_for(cluster) -> None:
     for variables, cpus in (({"SLURM_CPUS_PER_TASK": "64"}, "64"), ({}, "")):
-        for script, more in (("train.sbatch", {"ENDS": "complete"}), ("evaluate.sbatch", {"MODELS": "a=x", "SLURM_ARRAY_TASK_ID": "0"})):
+        for script, more in (("train.sbatch", {"ENDS": "complete"}), ("evaluate.sbatch", {"MODELS": "x", "SLURM_ARRAY_TASK_ID": "0"})):
             variables_of_job = {"MASTER_PORT": "1", "MASTER_ADDR": "n", "NNODES": "1", "NPROC": "1", **variables, **more}
             code, calls, said = cluster(script, **variables_of_job)
             assert code == 0 and calls[1].endswith(f"/save {cpus}"), (script, calls, said)
@@ -250,7 +250,7 @@ def test_the_evaluation_array_covers_the_registered_benchmarks(cluster) -> None:
 
     seen = []
     for task in range(14):
-        code, _, printed = cluster("evaluate.sbatch", MODELS="a=x b=y", SLURM_ARRAY_TASK_ID=str(task), DRY_RUN="1")
+        code, _, printed = cluster("evaluate.sbatch", MODELS="x y", SLURM_ARRAY_TASK_ID=str(task), DRY_RUN="1")
         assert code == 0
         words = shlex.split(printed)
         seen.append(words[words.index("--benchmarks") + 1])
@@ -260,11 +260,11 @@ def test_the_evaluation_array_covers_the_registered_benchmarks(cluster) -> None:
 def test_an_evaluation_task_is_one_benchmark_for_the_real_parser(cluster) -> None:
     from headrank.commands import build_verb_parser
 
-    variables = {"MODELS": "a=x b=y", "METHODS": "icr core", "HEADS": "core=core.json", "SLURM_ARRAY_TASK_COUNT": "14"}
+    variables = {"MODELS": "x y", "METHODS": "icr core", "HEADS": "core.json", "SLURM_ARRAY_TASK_COUNT": "14"}
     _, _, printed = cluster("evaluate.sbatch", "--restart", SLURM_ARRAY_TASK_ID="2", DRY_RUN="1", **variables)
     words = shlex.split(printed)
     assert words[:4] == ["python", "-m", "headrank", "benchmark"]
     args = build_verb_parser("benchmark").parse_args(words[4:])
-    assert (args.benchmarks, args.models, args.methods) == (["trec-covid"], ["a=x", "b=y"], ["icr", "core"])
-    assert (args.heads, args.shard, args.batch_size, args.restart) == (["core=core.json"], "0/1", 16, True)
+    assert (args.benchmarks, args.models, args.methods) == (["trec-covid"], ["x", "y"], ["icr", "core"])
+    assert (args.heads, args.shard, args.batch_size, args.restart) == (["core.json"], "0/1", 16, True)
     assert cluster("evaluate.sbatch", SLURM_ARRAY_TASK_ID="99", **variables)[:2] == (0, [])

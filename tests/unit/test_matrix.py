@@ -21,7 +21,7 @@ from headrank.experiments.matrix_plan import (
     MatrixCell,
     MatrixModel,
     find_heads,
-    parse_model,
+    model_name,
     parse_shard,
     plan_cells,
 )
@@ -90,7 +90,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
 def test_every_cell_is_a_directory_with_run_scores_and_metrics(collection: Path, tmp_path: Path, run: Run) -> None:
     output = tmp_path / "out"
-    words = ["--models", "small=models/s", "--methods", "bm25", "icr", "--benchmarks", f"toy={collection}", "--output", str(output)]
+    words = ["--models", "models/small", "--methods", "bm25", "icr", "--benchmarks", str(collection), "--output", str(output)]
     code, jobs = run([*words, "--measures", "RR", "NDCG@10", "--depths", "4"])
     assert code == 0
     cells = {cell.method: cell for cell in find_cells(output)}
@@ -104,17 +104,21 @@ def test_every_cell_is_a_directory_with_run_scores_and_metrics(collection: Path,
         0.25,
         {"torch": "2"},
     )
+    assert run([*words, "--name", "Paper-1B", "--methods", "icr"])[0] == 0
+    assert (output / "toy/top40-retriever/Paper-1B/icr/metrics.json").is_file()
+    with pytest.raises(InputError, match="there are 2 models"):
+        run([*words, "--name", "one", "--models", "a", "b"])
     assert [row.grades for row in cells["icr"].scores()] == [(0, 2, None, 1), (1, 0, 3, 0)]
-    assert (jobs[0].model, jobs[0].depth, [target.method for target in jobs[0].targets]) == ("models/s", 4, ["icr"])
+    assert (jobs[0].model, jobs[0].depth, [target.method for target in jobs[0].targets]) == ("models/small", 4, ["icr"])
 
 
 def test_a_finished_cell_is_not_done_again(collection: Path, tmp_path: Path, run: Run) -> None:
-    words = ["--models", "m=x", "--methods", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "out")]
+    words = ["--models", "m", "--methods", "icr", "--benchmarks", str(collection), "--output", str(tmp_path / "out")]
     assert [len(run(given)[1]) for given in (words, words, [*words, "--restart"], words)] == [1, 0, 1, 0]
 
 
 def test_a_finished_cell_is_measured_again_when_other_measures_are_asked_for(collection: Path, tmp_path: Path, run: Run) -> None:
-    words = ["--models", "m=x", "--methods", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "out")]
+    words = ["--models", "m", "--methods", "icr", "--benchmarks", str(collection), "--output", str(tmp_path / "out")]
     run(words)
     _, again = run([*words, "--measures", "RR", "R@2"])
     assert not again
@@ -128,21 +132,19 @@ def test_a_cell_that_cannot_be_measured_stops_nothing(
 ) -> None:
     make_collection(tmp_path / "other", {"7": [0, 1]})
     (tmp_path / "other" / "qrels.txt").write_text("elsewhere 0 x 1\n")
-    names = [f"broken={tmp_path / 'other'}", f"toy={collection}"]
-    words = ["--models", "m=x", "--methods", "bm25", "icr", "--benchmarks", *names, "--output", str(tmp_path / "o")]
+    names = [str(tmp_path / "other"), str(collection)]
+    words = ["--models", "m", "--methods", "bm25", "icr", "--benchmarks", *names, "--output", str(tmp_path / "o")]
     assert run(words)[0] == 1
     assert [(cell.benchmark, cell.method) for cell in find_cells(tmp_path / "o")] == [("toy", "bm25"), ("toy", "icr")]
     assert "no judged query is in the run" in capsys.readouterr().out
 
 
 def test_what_could_not_be_measured_is_not_begun(collection: Path, tmp_path: Path, run: Run) -> None:
-    words = ["--models", "m=x", "--methods", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o")]
-    with pytest.raises(InputError, match="--depths 0"):
+    words = ["--models", "m", "--methods", "icr", "--benchmarks", str(collection), "--output", str(tmp_path / "o")]
+    with pytest.raises(InputError, match="`depths` 0"):
         run([*words, "--depths", "4", "0"])
-    with pytest.raises(InputError, match="--depths: duplicate value 4"):
+    with pytest.raises(InputError, match="`depths`: duplicate value 4"):
         run([*words, "--depths", "4", "4"])
-    with pytest.raises(InputError, match=r"--methods icr\+: nothing follows the '\+'"):
-        run([*words, "--methods", "icr+"])
     (collection / "qrels.txt").unlink()
     with pytest.raises(InputError, match=r"toy.*has no qrels\.txt"):
         run(words)
@@ -151,17 +153,17 @@ def test_what_could_not_be_measured_is_not_begun(collection: Path, tmp_path: Pat
 
 def test_a_failed_cell_stops_nothing_and_is_tried_again(collection: Path, tmp_path: Path, run: Run) -> None:
     heads = tmp_path / "heads.json"
-    make_heads((1, 2)).save(heads)
+    make_heads((1, 2), method="core").save(heads)
     words = [
         "--models",
-        "m=x",
+        "m",
         "--methods",
         "core",
         "icr",
         "--benchmarks",
-        f"toy={collection}",
+        str(collection),
         "--heads",
-        f"core={heads}",
+        str(heads),
         "--output",
         str(tmp_path / "o"),
     ]
@@ -176,19 +178,19 @@ def test_a_cell_begun_with_other_heads_is_refused(collection: Path, tmp_path: Pa
     heads = tmp_path / "heads.json"
     words = [
         "--models",
-        "m=x",
+        "m",
         "--methods",
         "core",
         "--benchmarks",
-        f"toy={collection}",
+        str(collection),
         "--heads",
-        f"core={heads}",
+        str(heads),
         "--output",
         str(tmp_path / "o"),
     ]
-    make_heads((1, 2)).save(heads)
+    make_heads((1, 2), method="core").save(heads)
     run(words)
-    make_heads((1, 3)).save(heads)
+    make_heads((1, 3), method="core").save(heads)
     with pytest.raises(InputError, match=r"made with other settings \(.*heads.json changed\).*--restart"):
         run(words)
 
@@ -197,7 +199,7 @@ def test_another_model_at_the_same_place_is_not_the_one_that_was_measured(collec
     model = tmp_path / "model"
     model.mkdir()
     (model / "model.safetensors").write_bytes(b"one")
-    words = ["--models", f"m={model}", "--methods", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o")]
+    words = ["--models", str(model), "--methods", "icr", "--benchmarks", str(collection), "--output", str(tmp_path / "o")]
     run(words)
     (model / "model.safetensors").write_bytes(b"another")
     with pytest.raises(InputError, match=r"made with other settings \(.*model changed\).*--restart"):
@@ -205,7 +207,7 @@ def test_another_model_at_the_same_place_is_not_the_one_that_was_measured(collec
 
 
 def test_other_judgements_measure_a_finished_cell_again_without_reranking(collection: Path, tmp_path: Path, run: Run) -> None:
-    words = ["--models", "m=x", "--methods", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o")]
+    words = ["--models", "m", "--methods", "icr", "--benchmarks", str(collection), "--output", str(tmp_path / "o")]
     run(words)
     (before,) = find_cells(tmp_path / "o")
     qrels = (collection / "qrels.txt").read_text().splitlines()
@@ -218,7 +220,7 @@ def test_other_judgements_measure_a_finished_cell_again_without_reranking(collec
 
 
 def test_orders_and_depths_are_cells_of_their_own(collection: Path, tmp_path: Path, run: Run) -> None:
-    words = ["--models", "m=x", "--methods", "bm25", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o")]
+    words = ["--models", "m", "--methods", "bm25", "icr", "--benchmarks", str(collection), "--output", str(tmp_path / "o")]
     _, jobs = run([*words, "--depths", "2", "4", "--orders", "retriever", "shuffled", "reversed", "--shuffle-seed", "7"])
     assert len(find_cells(tmp_path / "o")) == 2 * (1 + 3)
     assert sum(job.shuffle == 7 for job in jobs) == 2
@@ -226,7 +228,7 @@ def test_orders_and_depths_are_cells_of_their_own(collection: Path, tmp_path: Pa
 
 
 def test_another_layout_of_documents_is_another_setting_of_a_cell(collection: Path, tmp_path: Path, run: Run) -> None:
-    words = ["--models", "m=x", "--methods", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o")]
+    words = ["--models", "m", "--methods", "icr", "--benchmarks", str(collection), "--output", str(tmp_path / "o")]
     code, jobs = run(words)
     assert code == 0
     assert "document_layout" not in jobs[0].prompt
@@ -238,7 +240,7 @@ def test_another_layout_of_documents_is_another_setting_of_a_cell(collection: Pa
 
 
 def test_a_dry_run_does_nothing(collection: Path, tmp_path: Path, run: Run) -> None:
-    words = ["--models", "m=x", "--methods", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o"), "--dry-run"]
+    words = ["--models", "m", "--methods", "icr", "--benchmarks", str(collection), "--output", str(tmp_path / "o"), "--dry-run"]
     code, jobs = run(words)
     assert code == 0
     assert not jobs
@@ -246,7 +248,7 @@ def test_a_dry_run_does_nothing(collection: Path, tmp_path: Path, run: Run) -> N
 
 
 def test_shards_cover_every_cell_once(collection: Path, tmp_path: Path, run: Run) -> None:
-    words = ["--models", "a=x", "b=y", "--methods", "bm25", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o")]
+    words = ["--models", "a", "b", "--methods", "bm25", "icr", "--benchmarks", str(collection), "--output", str(tmp_path / "o")]
     done: list[str] = []
     for index in range(3):
         _, jobs = run([*words, "--shard", f"{index}/3"])
@@ -261,51 +263,63 @@ def test_shards_come_from_the_flag_torchrun_or_slurm() -> None:
     assert parse_shard(None, {"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_COUNT": "8"}) == (2, 8)
     assert parse_shard(None, {}) == (0, 1)
     for gaps in ({"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "3"}, {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_MIN": "3"}):
-        with pytest.raises(InputError, match=r"array of 2 tasks with gaps.*--shard I/N or --array=0-1"):
+        with pytest.raises(InputError, match=r"array of 2 tasks with gaps.*`shard` I/N or --array=0-1"):
             parse_shard(None, {**gaps, "SLURM_ARRAY_TASK_MAX": "7", "SLURM_ARRAY_TASK_COUNT": "2"})
     with pytest.raises(InputError, match="I from 0 to N-1"):
         parse_shard("4/4", {})
 
 
-def test_models_have_names_and_seeds() -> None:
-    assert parse_model("runs/hf") == MatrixModel("hf", "runs/hf")
-    assert parse_model("mine@3=runs/hf") == MatrixModel("mine", "runs/hf", 3)
-    with pytest.raises(InputError, match="must be a number"):
-        parse_model("mine@x=runs/hf")
+@pytest.mark.parametrize(
+    ("path", "name"), [("models/Qwen3-0.6B", "Qwen3-0.6B"), ("embedded", "embedded"), ("runs/demo/model", "demo"), ("hf", "hf")]
+)
+def test_a_model_is_called_by_the_part_of_its_path_that_says_something(path: str, name: str) -> None:
+    assert model_name(path) == name
 
 
-def test_seeds_get_directories_of_their_own(collection: Path) -> None:
+def test_two_models_of_one_name_are_refused_unless_their_seeds_differ(collection: Path) -> None:
     benchmark = MatrixBenchmark("toy", collection, 20, ("nDCG@10",))
-    cells = plan_cells([parse_model("m@1=x"), parse_model("m@2=y")], ["icr"], [benchmark], {})
+    cells = plan_cells([MatrixModel("m", "x", 1), MatrixModel("m", "y", 2)], ["icr"], [benchmark], {})
     assert [cell.folder.name for cell in cells] == ["icr-seed1", "icr-seed2"]
-    with pytest.raises(InputError, match="two cells would share toy/top20-retriever/m/icr"):
-        plan_cells([parse_model("m=x"), parse_model("m=y")], ["icr"], [benchmark], {})
+    with pytest.raises(InputError, match="two cells would share toy/top20-retriever/m/icr.*study file"):
+        plan_cells([MatrixModel("m", "x"), MatrixModel("m", "y")], ["icr"], [benchmark], {})
 
 
-def test_heads_are_found_by_model_and_method_or_inside_the_model(tmp_path: Path) -> None:
-    make_heads((0, 1)).save(tmp_path / "a.json")
-    make_heads((0, 2)).save(tmp_path / "b.json")
+def test_heads_are_given_or_inside_the_model(tmp_path: Path) -> None:
     model = MatrixModel("m", str(tmp_path))
-    heads = {"core": str(tmp_path / "a.json"), "m/core": str(tmp_path / "b.json")}
-    assert find_heads(model, "core", heads) == str(tmp_path / "b.json")
-    assert find_heads(MatrixModel("n", "y"), "core", heads) == str(tmp_path / "a.json")
-    assert find_heads(model, "icr", heads) is None
-    with pytest.raises(InputError, match=r"select-heads --method entropy.*--heads m/headrank=heads.json"):
+    assert find_heads(model, "core", {"core": "a.json"}) == "a.json"
+    assert find_heads(model, "icr", {"core": "a.json"}) is None
+    with pytest.raises(InputError, match=r"'headrank' on m needs heads.*select-heads --method entropy.*`heads`"):
         find_heads(model, "headrank", {})
     (tmp_path / "headrank.json").write_text("{}")
     assert find_heads(model, "headrank", {}) is None
-    assert find_heads(model, "headrank+control", {"headrank+control": str(tmp_path / "a.json")}) == str(tmp_path / "a.json")
+
+
+def test_a_heads_file_is_for_the_method_that_it_was_selected_by(collection: Path, tmp_path: Path, run: Run) -> None:
+    for selection in ("entropy", "core", "qr-ndcg", "readout"):
+        make_heads((1, 2), method=selection).save(tmp_path / f"{selection}.json")
+    words = ["--models", "m", "--benchmarks", str(collection), "--output", str(tmp_path / "o"), "--share-forward"]
+    files = [str(tmp_path / f"{selection}.json") for selection in ("qr-ndcg", "core", "entropy")]
+    _, jobs = run([*words, "--methods", "core", "headrank", "qr", "--heads", *files])
+    assert {target.method: Path(target.heads or "").stem for target in jobs[0].targets} == {
+        "core": "core",
+        "headrank": "entropy",
+        "qr": "qr-ndcg",
+    }
+    with pytest.raises(InputError, match=r"core.json.*for core, which is not among --methods headrank"):
+        run([*words, "--methods", "headrank", "--heads", files[1]])
+    with pytest.raises(InputError, match=r"readout.json.*entropy.json is for headrank too"):
+        run([*words, "--methods", "headrank", "--heads", files[2], str(tmp_path / "readout.json")])
 
 
 def test_registered_names_come_from_the_resolver(collection: Path, tmp_path: Path, run: Run) -> None:
     def resolver(name: str) -> MatrixBenchmark:
         return MatrixBenchmark(name, collection, 2, ("recall@2", "R@5"), "skip")
 
-    words = ["--models", "m=x", "--methods", "icr", "--benchmarks", "hotpotqa", "--output", str(tmp_path / "o")]
+    words = ["--models", "m", "--methods", "icr", "--benchmarks", "hotpotqa", "--output", str(tmp_path / "o")]
     assert run(words, find_benchmark=resolver)[0] == 0
     (cell,) = find_cells(tmp_path / "o")
     assert (cell.benchmark, list(cell.metrics["measures"]), cell.condition) == ("hotpotqa", ["R@2", "R@5"], (2, "retriever"))
-    with pytest.raises(InputError, match="not a folder; write NAME=DIR"):
+    with pytest.raises(InputError, match="no such collection folder"):
         run(words)
 
 
@@ -336,7 +350,7 @@ def test_a_phase_leaves_the_process_group_but_keeps_its_gpu(monkeypatch: pytest.
 
 def test_only_restricts_rerank_and_measures_alike(collection: Path, tmp_path: Path, run: Run) -> None:
     (tmp_path / "ids.txt").write_text("1\n")
-    words = ["--models", "m=x", "--methods", "icr", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o")]
+    words = ["--models", "m", "--methods", "icr", "--benchmarks", str(collection), "--output", str(tmp_path / "o")]
     _, jobs = run([*words, "--only", str(tmp_path / "ids.txt")])
     (cell,) = find_cells(tmp_path / "o")
     assert set(cell.per_query("nDCG@10")) == {"1"}
@@ -344,17 +358,17 @@ def test_only_restricts_rerank_and_measures_alike(collection: Path, tmp_path: Pa
 
 
 def test_bad_names_are_refused_before_anything_runs(collection: Path, tmp_path: Path, run: Run) -> None:
-    base = ["--models", "m=x", "--benchmarks", f"toy={collection}", "--output", str(tmp_path / "o"), "--methods"]
+    base = ["--models", "m", "--benchmarks", str(collection), "--output", str(tmp_path / "o"), "--methods"]
     with pytest.raises(InputError, match="'magic' is not one of"):
         run([*base, "magic"])
-    with pytest.raises(InputError, match="write METHOD=FILE"):
+    with pytest.raises(InputError, match="heads.json: no such file"):
         run([*base, "icr", "--heads", "heads.json"])
     with pytest.raises(InputError, match="no such collection folder"):
-        run(["--models", "m=x", "--benchmarks", "toy=nowhere", "--output", "o", "--methods", "icr"])
+        run(["--models", "m", "--benchmarks", "nowhere/toy", "--output", "o", "--methods", "icr"])
 
 
 def test_bm25_on_dl19_is_the_papers_row(shared_data: Path, tmp_path: Path, run: Run) -> None:
-    words = ["--methods", "bm25", "--benchmarks", f"dl19={shared_data / 'dl19'}", "--output", str(tmp_path / "o")]
+    words = ["--methods", "bm25", "--benchmarks", str(shared_data / "dl19"), "--output", str(tmp_path / "o")]
     assert run(words)[0] == 0
     (cell,) = find_cells(tmp_path / "o")
     assert round(100 * cell.value("nDCG@10"), 2) == 50.58
@@ -367,8 +381,9 @@ def test_a_shared_forward_is_one_rerank_for_all_attention_methods_of_a_model(
     make_collection(tmp_path / "toy", {"1": [0, 2, None, 1], "2": [1, 0, 3, 0]})
     heads = tmp_path / "heads.json"
     HeadSet(((0, 1), (2, 3)), "core", "tiny", 4, 8).save(heads)
-    words = ["--models", f"small={folder}", "--methods", "bm25", "icr", "core", "core+again", "--benchmarks", f"toy={tmp_path / 'toy'}"]
-    words += ["--heads", f"core={heads}", f"core+again={heads}", "--depths", "4", "--orders", "retriever", "shuffled"]
+    HeadSet(((1, 1), (2, 3)), "qr", "tiny", 4, 8).save(tmp_path / "qr.json")
+    words = ["--models", str(folder), "--methods", "bm25", "icr", "core", "qr", "--benchmarks", str(tmp_path / "toy")]
+    words += ["--heads", str(heads), str(tmp_path / "qr.json"), "--depths", "4", "--orders", "retriever", "shuffled"]
     done: list[RerankJob] = []
 
     def remember(job: RerankJob) -> None:

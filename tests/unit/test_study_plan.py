@@ -418,3 +418,51 @@ def test_the_study_of_the_claims_holds_every_query_out_once_and_pools_the_folds(
     folds = [{line.split()[0] for line in (root / "results" / "queries" / f"fold-{fold}.qids").open()} for fold in "ab"]
     assert not folds[0] & folds[1] and len(folds[0] | folds[1]) == 103
     assert words(plan, "report")[-4:-2] == ["--pool", "headrank+full"]
+
+
+def test_models_that_are_there_are_measured_without_data_and_training() -> None:
+    model = {"method": "headrank", "path": "runs/a/model", "name": "trained"}
+    Path("study.yaml").write_text(
+        json.dumps(
+            {
+                "output": "out",
+                "benchmarks": BASE["benchmarks"],
+                "measure": rows(
+                    {"method": "bm25"},
+                    {"method": "core", "path": "models/small", "heads": "core.json"},
+                    {**model, "seed": 1},
+                    {**model, "seed": 2, "path": "runs/b/model"},
+                ),
+            }
+        )
+    )
+    plan = plan_study(read_study("study.yaml"))
+    assert [str(each.cell.folder) for each in plan.cells] == [
+        "toy/top10-retriever/first-stage/bm25",
+        "toy/top10-retriever/small/core",
+        "toy/top10-retriever/trained/headrank-seed1",
+        "toy/top10-retriever/trained/headrank-seed2",
+    ]
+    assert all(name.startswith("cells/") for name in names(plan))
+    needed = {path for phase in plan.phases for path in phase.external}
+    assert {Path("core.json"), Path("runs/a/model/headrank.json"), Path("runs/b/model/headrank.json")} <= needed
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"path": "m", "model": "final"}, "leave out model"),
+        ({"path": "m", "heads": "before"}, "'before'"),
+        ({"model": "final", "seed": 1}, "'path'"),
+    ],
+    ids=str,
+)
+def test_a_row_that_names_a_model_is_no_row_of_a_run(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        planned(measure=rows({"method": "headrank", **changes}))
+
+
+def test_without_data_nothing_can_be_trained() -> None:
+    Path("study.yaml").write_text(json.dumps({"output": "out", "training": {}}))
+    with pytest.raises(InputError, match=r"data is missing; training and heads need data\.collections"):
+        read_study("study.yaml")
