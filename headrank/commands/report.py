@@ -31,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `headrank report`."""
     what = parser.add_argument_group("what to report")
     what.add_argument("--run", metavar="DIR", help="one experiment: the cells below this directory on one page")
-    what.add_argument("--matrix", metavar="DIR", help="all cells below this directory as the paper's tables and figures")
+    what.add_argument(
+        "--matrix", metavar="DIR", nargs="+", help="all cells below these directories as the paper's tables and figures, such as one a model size"
+    )
     what.add_argument("--training", metavar="DIR", help="compare the training runs below this directory; --output also draws their curves")
     what.add_argument(
         "--heads", nargs="+", metavar="FILE", help="heads.json files ([NAME=]FILE, two are 'before' and 'after'); alone or with --run"
@@ -133,10 +135,11 @@ def _report_matrix(args: argparse.Namespace) -> list[Path]:
     from headrank.reports.matrix_report import write_matrix_report
     from headrank.reports.paper_specs import paper_specs
 
-    folder = Path(args.matrix)
-    output = Path(args.output or (folder.parent if folder.is_file() else folder) / "report")
+    folders = [Path(folder) for folder in args.matrix]
+    output = Path(args.output or (folders[0].parent if folders[0].is_file() else folders[0]) / "report")
+    cells = [cell for folder in folders for cell in find_cells(folder)]
     written = write_matrix_report(
-        select_cells(find_cells(folder), args.methods, args.benchmarks),
+        select_cells(cells, args.methods, args.benchmarks),
         output,
         paper_specs(BENCHMARKS),
         own_depths={name: benchmark.depth for name, benchmark in BENCHMARKS.items()},
