@@ -32,7 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to report")
     what.add_argument("--run", metavar="DIR", help="one experiment: the cells below this directory on one page")
     what.add_argument(
-        "--matrix", metavar="DIR", nargs="+", help="all cells below these directories as the paper's tables and figures, such as one a model size"
+        "--matrix",
+        metavar="DIR",
+        nargs="+",
+        help="all cells below these directories (one a model size, say) as the paper's tables and figures",
     )
     what.add_argument("--training", metavar="DIR", help="compare the training runs below this directory; --output also draws their curves")
     what.add_argument(

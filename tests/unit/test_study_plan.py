@@ -353,20 +353,8 @@ def test_without_alps_the_same_pairs_select_and_train() -> None:
 
 
 @pytest.mark.parametrize("size", ["0.6b", "1.7b", "4b"])
-def test_the_papers_presets_hold_what_the_paper_gives(size: str) -> None:
-    from megatron_patches.training.arguments import parse_arguments
-    from megatron_patches.training.config import config_from
-
+def test_the_papers_presets_select_heads_and_measure_as_the_paper_does(size: str) -> None:
     plan = plan_study(read_study(Path(__file__).resolve().parents[2] / "configs" / f"paper_qwen3_{size}.yaml"))
-    train = next(phase for phase in plan.phases if phase.name in ("train", "train/full"))
-    assert isinstance(train.action, Command)
-    given = list(train.action.words)
-    config = config_from(parse_arguments(given[given.index("--headrank-model") :]), world_size=8)
-    tensor_parallel, rate = {"0.6b": (4, 1e-5), "1.7b": (4, 5e-6), "4b": (8, 2e-6)}[size]
-    assert (config.tensor_parallel, config.schedule.lr, config.schedule.clip_grad) == (tensor_parallel, rate, 5.0)
-    assert (config.global_batch_size, config.pairs_per_context, config.epoch_unit, config.permutations) == (32, 1, "pairs", 0)
-    assert (config.loss.linear_weight, config.loss.proximal_weight, config.document_layout) == (0.05, 0.05, "sequential")
-    assert config.keep_iters == (1800, 2200, 2800)
     heads = words(plan, "heads")
     for flag, value in (("--depth", "100"), ("--temperature", "0.001"), ("--entropy-weight", "0.1"), ("--permutations", "0")):
         assert heads[heads.index(flag) + 1] == value
