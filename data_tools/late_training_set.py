@@ -203,5 +203,5 @@ def _check_lists(directory: Path, cache: LateCache, needs_pairs: bool) -> None:
     for number in np.flatnonzero(np.diff(cache.pair_starts) == 0)[:1] if needs_pairs else ():
         raise InputError(
             f"{directory}: context {cache.names_of(number)[0]!r} has no preference pair; make the file with 'headrank pairs', or train on "
-            "a teacher's scores alone: --headrank-loss teacher"
+            "a teacher's scores alone: `loss` teacher"
         )

@@ -18,6 +18,11 @@ class InputError(ValueError):
     """
 
 
+def first_line(error: BaseException) -> str:
+    """What an exception says, on one line."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
 class OneLineParser(argparse.ArgumentParser):
     """A parser that says what is wrong with a call; argparse's own prints the whole usage before it."""
 

@@ -84,6 +84,14 @@ def read_queries(path: str | os.PathLike[str]) -> dict[str, str]:
     return queries
 
 
+def read_query_ids(path: str | os.PathLike[str]) -> set[str]:
+    """Query ids, one per line (or the first column)."""
+    ids = {line.split()[0] for _, line in read_lines(path)}
+    if not ids:
+        raise InputError(f"{path}: no query ids; the file is empty")
+    return ids
+
+
 def iterate_corpus(path: str | os.PathLike[str]) -> Iterator[Document]:
     """Yield the documents of a corpus.jsonl(.gz): objects with docid (or _id, id), text (or contents), title; ids appear once."""
     seen: set[str] = set()

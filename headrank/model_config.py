@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from headrank.errors import InputError
+from headrank.errors import InputError, first_line
 from headrank.reranking.decoder_files import DecoderShape
 from headrank.reranking.model_sources import base_of
 
@@ -45,8 +45,3 @@ def truncate_config(config: Any, num_layers: int) -> None:
         if isinstance(value, list) and len(value) == total and key != "architectures":
             setattr(config, key, value[:num_layers])
     config.num_hidden_layers = num_layers
-
-
-def first_line(error: BaseException) -> str:
-    """What an exception says, on one line."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -108,7 +108,7 @@ def check_tensor_parallel_size(shape: ModelShape, size: int) -> None:
     valid = valid_tensor_parallel_sizes(shape)
     if size not in valid:
         raise InputError(
-            f"--tensor-model-parallel-size {size} does not divide {shape.heads} heads, {shape.groups} key-value groups and "
+            f"`tensor_model_parallel_size` {size} does not divide {shape.heads} heads, {shape.groups} key-value groups and "
             f"MLP width {shape.ffn}; this model can be split over {', '.join(map(str, valid))}"
         )
 

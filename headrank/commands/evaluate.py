@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from headrank.commands import options
 from headrank.errors import InputError
 from headrank.files import plain_or_gzipped, require_writable
-from headrank.formats import Qrels, Run, atomic_write, read_qrels, read_run
+from headrank.formats import Qrels, Run, atomic_write, read_qrels, read_query_ids, read_run
 
 if TYPE_CHECKING:
     from headrank.evaluation.comparison import Comparison
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from headrank.evaluation.measures import evaluate_run
 
     qrels = read_qrels(_qrels_path(args))
-    only = options.read_id_list(args.only) if args.only else None
+    only = read_query_ids(args.only) if args.only else None
     if only is not None and (strange := only - qrels.keys()):
         _log.warning("%s: %d of its %d query ids are not judged and do not count", args.only, len(strange), len(only))
     paths = _named_runs(args)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from headrank.commands import options
 from headrank.errors import InputError
 from headrank.files import plain_or_gzipped
-from headrank.formats import Collection, iterate_corpus
+from headrank.formats import Collection, iterate_corpus, read_query_ids
 from headrank.passage_store.content import passage_digest
 from headrank.passage_store.header import ITEM_BYTES, POOLS
 
@@ -101,7 +101,7 @@ class _Corpus:
 def _corpora(args: argparse.Namespace) -> list[_Corpus]:
     if (args.depth or args.only) and (args.corpus or not (args.collection and args.depth)):
         raise InputError("--depth takes the candidates of a collection's run, and --only goes with it; give --collection DIR, no --corpus")
-    only = options.read_id_list(args.only) if args.only else None
+    only = read_query_ids(args.only) if args.only else None
     found = [_Corpus(Path(path)) for path in args.corpus]
     for name in args.collection:
         path = plain_or_gzipped(name, "corpus.jsonl")

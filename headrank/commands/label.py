@@ -20,6 +20,7 @@ from data_tools.teachers.teacher import KINDS, TeacherSpec, kind_of, open_teache
 from headrank.commands import options
 from headrank.errors import InputError
 from headrank.files import read_lines, require_writable
+from headrank.formats import read_query_ids
 
 KEY_VARIABLE = "HEADRANK_API_KEY"
 DEFAULT_RANKS = "1-20"
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     if args.max_minutes is not None and not args.max_minutes > 0:
         raise InputError(f"--max-minutes {args.max_minutes:g} must be above 0")
     started = time.monotonic()
-    only = frozenset(options.read_id_list(args.only)) if args.only else None
+    only = frozenset(read_query_ids(args.only)) if args.only else None
     with contextlib.closing(_Bar()) as bar:
         counts = label_collection(
             collection,

@@ -156,13 +156,3 @@ def progress(items: Iterable[Item], *, total: int | None = None, description: st
     from tqdm import tqdm
 
     yield from tqdm(items, total=total, desc=description, unit=unit, dynamic_ncols=True, mininterval=0.5)
-
-
-def read_id_list(path: str) -> set[str]:
-    """Query ids, one per line (or the first column)."""
-    from headrank.formats import read_lines
-
-    ids = {line.split()[0] for _, line in read_lines(path)}
-    if not ids:
-        raise InputError(f"{path}: no query ids; the file is empty")
-    return ids

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from data_tools.labels.grades import QRELS_MODES
 from data_tools.pairs import SUBLISTS_BY
-from headrank.commands.options import add_prompt_arguments, positive_int, prompt_from, read_id_list
+from headrank.commands.options import add_prompt_arguments, positive_int, prompt_from
 from headrank.errors import InputError
-from headrank.formats import Collection
+from headrank.formats import Collection, read_query_ids
 from headrank.reranking.model_sources import resolve_model
 
 if TYPE_CHECKING:
@@ -162,8 +162,8 @@ def run(args: argparse.Namespace) -> int:
         collections,
         Path(args.output),
         settings,
-        hold_out=read_id_list(args.hold_out) if args.hold_out else (),
-        only=read_id_list(args.only) if args.only else None,
+        hold_out=read_query_ids(args.hold_out) if args.hold_out else (),
+        only=read_query_ids(args.only) if args.only else None,
         label_runs=find_label_runs(args.labels, collections) if args.labels else (),
         grades=grades,
     )
@@ -235,22 +235,15 @@ def _compared_with_paper(counts: list[PairCounts]) -> str:
 
 def _show(args: argparse.Namespace) -> int:
     from rich.console import Console
-    from transformers import AutoTokenizer
 
     from data_tools.contexts import CONTEXTS_FILE
     from data_tools.show_sample import render_context
     from headrank.method.spans import PromptEncoder
+    from headrank.reranking.model_sources import load_tokenizer
 
     if not (Path(args.output) / CONTEXTS_FILE).is_file():
         raise InputError(f"{args.output}: has no {CONTEXTS_FILE} to show; build it first, without --show")
-    model = resolve_model(args.model)  # its own errors are clear lines already
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(
-            f"model {args.model!r} has no tokenizer that can be loaded ({reason}); give a directory, a hub name or 'embedded'"
-        ) from error
+    tokenizer = load_tokenizer(resolve_model(args.model), f"--model {args.model}")
     encoder = PromptEncoder(tokenizer, prompt_from(args))
     console = Console()
     for part in render_context(Path(args.output), args.show, encoder, args.words):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from headrank.commands import options, select_readout, selection_methods
 from headrank.errors import InputError
 from headrank.files import require_writable
-from headrank.formats import Collection
+from headrank.formats import Collection, read_query_ids
 from headrank.methods import POLICIES
 from headrank.reranking.model_sources import resolve_model
 
@@ -205,8 +205,8 @@ def _contexts(args: argparse.Namespace) -> list[SelectionContext]:
             permutations=args.permutations,
             with_retriever_order=not args.no_retriever_order,
             seed=args.seed,
-            only=options.read_id_list(args.only) if args.only else None,
-            hold_out=options.read_id_list(args.hold_out) if args.hold_out else (),
+            only=read_query_ids(args.only) if args.only else None,
+            hold_out=read_query_ids(args.hold_out) if args.hold_out else (),
         )
     return contexts
 

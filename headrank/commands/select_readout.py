@@ -17,7 +17,7 @@ from headrank.artifacts import content_digest
 from headrank.commands import options
 from headrank.errors import InputError
 from headrank.files import read_json
-from headrank.formats import Collection
+from headrank.formats import Collection, read_query_ids
 from headrank.reranking.model_sources import resolve_model
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ def _lists(args: argparse.Namespace) -> list[ReadoutList]:
     single = {name: getattr(args, name) for name in ("queries", "corpus", "qrels", "run")}
     if len(folders) > 1 and any(single.values()):
         raise InputError("--queries, --corpus, --qrels and --run go with one --collection, not with several")
-    only = options.read_id_list(args.only) if args.only else None
-    left_out = options.read_id_list(args.hold_out) if args.hold_out else set()
+    only = read_query_ids(args.only) if args.only else None
+    left_out = read_query_ids(args.hold_out) if args.hold_out else set()
     found = []
     for place, folder in enumerate(folders or [None]):
         collection = Collection.open(folder, **single)

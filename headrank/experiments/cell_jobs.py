@@ -18,7 +18,7 @@ from headrank.experiments.matrix_plan import MatrixCell
 from headrank.experiments.metrics_file import META, read_facts, write_metrics
 from headrank.experiments.phases import Call, Phase
 from headrank.files import plain_or_gzipped, write_json, write_jsonl
-from headrank.formats import Collection, read_lines, read_qrels, read_run, write_run
+from headrank.formats import Collection, read_qrels, read_query_ids, read_run, write_run
 from headrank.method.published_prompts import published_prompt
 from headrank.reranking import shipped_readouts
 from headrank.reranking.rerank_job import RerankJob, rerank
@@ -148,7 +148,7 @@ def measure(cell: MatrixCell, group: CellGroup) -> None:
     facts = read_facts(folder / RUN) | {"method": cell.method, "depth": cell.depth, "order": cell.order}
     facts |= {"model": cell.model.name if cell.model else None, "seed": cell.model.seed if cell.model else None}
     qrels = read_qrels(plain_or_gzipped(cell.benchmark.collection, "qrels.txt"))
-    only = {line.split()[0] for _, line in read_lines(group.settings.only)} if group.settings.only else None
+    only = read_query_ids(group.settings.only) if group.settings.only else None
     # read back from the file: what is measured is what anybody can measure again
     evaluation = evaluate_run(read_run(folder / RUN), qrels, cell.benchmark.measures, missing=cell.benchmark.missing, query_ids=only)
     write_metrics(folder / RUN, facts, evaluation, qrels, cell.benchmark.name)

@@ -170,7 +170,7 @@ def parse_shard(text: str | None, environment: Mapping[str, str]) -> tuple[int, 
         if index >= count or (last is not None and int(last) - first + 1 != count):
             raise InputError(
                 f"SLURM array of {count} tasks with gaps (this one is {index + first}): cells cannot be counted off by them; "
-                f"give `shard` I/N or --array=0-{count - 1}"
+                f"give `shard` I/N or an array of 0-{count - 1}"
             )
         return index, count
     return 0, 1

@@ -78,7 +78,7 @@ def select_phases(phases: Sequence[Phase], only: Sequence[str]) -> list[Phase]:
     for wanted in only:
         if not any(_is_below(phase.name, wanted) for phase in phases):
             groups = list(dict.fromkeys(phase.name.partition("/")[0] for phase in phases))
-            raise InputError(f"--only {wanted}: no such phase; there are {', '.join(groups)} ('headrank experiment show' lists all)")
+            raise InputError(f"`only` {wanted}: no such phase; there are {', '.join(groups)} ('headrank experiment show' lists all)")
     # in the order of the plan and not of the flag: phases stand after what they need
     return [phase for phase in phases if any(_is_below(phase.name, wanted) for wanted in only)]
 
@@ -112,7 +112,7 @@ def require_inputs(chosen: Sequence[Phase], phases: Sequence[Phase]) -> None:
             _refuse_own_output(phase, path, phases)
         for need in (by_name[name] for name in phase.needs if name not in names):
             if not all(artifact.exists for artifact in need.artifacts):
-                raise InputError(f"{phase.name} needs {need.name}, which is not done; choose it too: --only {need.name} {phase.name}")
+                raise InputError(f"{phase.name} needs {need.name}, which is not done; choose it too: `only` {need.name} {phase.name}")
 
 
 def _refuse_own_output(phase: Phase, path: Path, phases: Sequence[Phase]) -> None:

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from headrank.errors import InputError
+from headrank.errors import InputError, first_line
 from headrank.files import read_json
 
 EMBEDDED = "embedded"
@@ -34,6 +34,28 @@ def resolve_model(name: str | Path) -> str:
     from headrank.reranking.embedded_model import embedded_model_directory
 
     return str(embedded_model_directory())
+
+
+def load_tokenizer(model: str | Path, name: str) -> Any:
+    """The tokenizer of a model or of an adapter's base; ``name`` is how the caller knows it, for the message."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(base_of(model))
+    except InputError:
+        raise
+    except Exception as error:  # damaged files raise whatever their parser raises
+        raise InputError(
+            f"{name}: no tokenizer that can be loaded ({first_line(error)}); give a directory with tokenizer.json, a hub name or 'embedded'"
+        ) from error
+    require_words(tokenizer, name)
+    return tokenizer
+
+
+def require_words(tokenizer: Any, name: str) -> None:
+    """Refuse an empty tokenizer: transformers makes one, without a word about it, where files are missing."""
+    if not tokenizer("relevant", add_special_tokens=False)["input_ids"]:
+        raise InputError(f"{name}: the tokenizer knows no words; is tokenizer.json missing?")
 
 
 def is_adapter_folder(model: str | Path) -> bool:

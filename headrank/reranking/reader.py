@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
-from headrank.errors import InputError
+from headrank.errors import InputError, first_line
 from headrank.method.attention import batch_contexts
 from headrank.method.prompt import PromptTemplate
 from headrank.method.spans import EncodedContext, PromptEncoder
-from headrank.model_config import first_line, load_config, text_config, truncate_config
+from headrank.model_config import load_config, text_config, truncate_config
 from headrank.placement import fast_bfloat16, resolve_device, use_available_cores
 from headrank.reranking.capture import Capture, ExitEarly, register
 from headrank.reranking.decoder import Decoder, load_decoder
 from headrank.reranking.decoder_files import DecoderShape, refuse_incomplete
-from headrank.reranking.model_sources import base_of, is_adapter_folder, resolve_model
+from headrank.reranking.model_sources import base_of, is_adapter_folder, require_words, resolve_model
 from headrank.reranking.peft_folder import merge_into
 from headrank.reranking.plain_tokenizer import PlainTokenizer
 
@@ -138,7 +138,7 @@ def _load_plain(model: str | Path, last_layer: int | None, dtype: torch.dtype) -
     tokenizer = PlainTokenizer.read(model) if shape else None
     if shape is None or tokenizer is None:
         return None
-    _check_words(tokenizer, model)
+    require_words(tokenizer, str(model))
     num_layers = shape.num_hidden_layers
     if last_layer is not None and last_layer >= num_layers:
         raise InputError(f"layer {last_layer} was asked for, but the model has only {num_layers} layers")
@@ -173,17 +173,12 @@ def load_complete(auto: Any, model: str | Path, kind: str, **options: Any) -> tu
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise InputError(f"{model}: cannot be loaded as a {kind} ({first_line(error)}); are its files complete?") from error
     refuse_incomplete(model, {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
-    _check_words(tokenizer, model)
+    require_words(tokenizer, str(model))
     if is_adapted:
         merge_into(model, loaded, int(text_config(loaded.config).num_hidden_layers))
         for parameter in loaded.parameters():  # not loaded.to(dtype): that would round the rotary frequencies too
             parameter.data = parameter.data.to(dtype)
     return tokenizer, loaded
-
-
-def _check_words(tokenizer: Any, model: str | Path) -> None:
-    if not tokenizer("relevant", add_special_tokens=False)["input_ids"]:
-        raise InputError(f"{model}: the tokenizer knows no words; is tokenizer.json missing?")
 
 
 class quiet_loading:

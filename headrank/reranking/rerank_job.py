@@ -18,7 +18,7 @@ from typing import Any
 
 from headrank.artifacts import content_digest, file_state, fingerprint
 from headrank.errors import InputError
-from headrank.formats import Collection, read_lines
+from headrank.formats import Collection, read_query_ids
 from headrank.method.prompt import PromptTemplate
 from headrank.reranking import shipped_readouts
 from headrank.reranking.model_sources import EMBEDDED
@@ -154,9 +154,7 @@ def _format_kept(result: Any) -> dict[str, Any]:
 
 def _requests(job: RerankJob) -> list[Request]:
     """The work of a job; a selection that leaves nothing is an error."""
-    only = {line.split()[0] for _, line in read_lines(job.only)} if job.only else None
-    if only is not None and not only:
-        raise InputError(f"{job.only}: no query ids; the file is empty")
+    only = read_query_ids(job.only) if job.only else None
     if job.requests is not None:
         if job.collection or job.queries or job.corpus or job.run:
             raise InputError("requests bring their own queries, candidates and texts; leave out collection, queries, corpus and run")

@@ -40,7 +40,7 @@ def import_hf(hf_directory: str | Path, root: str | Path, *, adapter: PeftAdapte
     """
     if complete_iterations(root):
         raise InputError(
-            f"--output {root}: holds checkpoints of a training run, which would go on from this model; choose another directory"
+            f"`output` {root}: holds checkpoints of a training run, which would go on from this model; choose another directory"
         )
     shape = ModelShape.from_hf(hf_directory)
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -64,7 +64,7 @@ def import_hf(hf_directory: str | Path, root: str | Path, *, adapter: PeftAdapte
     try:
         return write_checkpoint(root, "release", {"model": state}, description(shape, last_layer=None, lora=settings))
     except WRITE_ERRORS as error:
-        raise InputError(f"--output {root}: cannot be written ({write_failure(error)}); make room or choose another directory") from error
+        raise InputError(f"`output` {root}: cannot be written ({write_failure(error)}); make room or choose another directory") from error
 
 
 def adapter_tensors(adapter: PeftAdapter, shape: ModelShape) -> dict[str, torch.Tensor]:

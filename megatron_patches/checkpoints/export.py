@@ -75,12 +75,12 @@ def export_hf(request: ExportRequest, *, report: Any = iter) -> HeadSet | None:
         heads.check_fits(shape.layers, shape.heads, str(request.base))
         check_prompt(heads, _stored_heads(about), str(directory))
     elif request.is_truncated:
-        raise InputError(f"--truncate: {directory} has no heads stored with it, so the depth is not known; give --heads heads.json")
+        raise InputError(f"`truncate`: {directory} has no heads stored with it, so the depth is not known; give a heads.json with `heads`")
     settings = LoraSettings.from_dict(about.get("lora"))
     adapter = None if settings is None else checkpoint.adapter(settings)
     if request.is_adapter_only:
         if adapter is None or settings is None:
-            raise InputError(f"--adapter-only: {directory} holds no adapters (--headrank-lora-rank was 0); leave the flag out")
+            raise InputError(f"`adapter_only`: {directory} holds no adapters (its training had none); leave it out")
         with _finished_directory(request) as partial:
             if dist.get_rank() == 0:  # a few megabytes
                 _write_adapter_folder(partial, request, adapter, settings, heads, training_facts(common, about))
@@ -163,7 +163,7 @@ def _check_same_model(directory: Path, about: Mapping[str, Any], shape: ModelSha
     for name, value in about.get("shape", {}).items():
         if name != "max_positions" and asdict(shape).get(name) != value:
             raise InputError(
-                f"--base {base}: {name} is {asdict(shape).get(name)!r}, but {directory} was trained from a model with {value!r}"
+                f"`base` {base}: {name} is {asdict(shape).get(name)!r}, but {directory} was trained from a model with {value!r}"
             )
 
 

@@ -198,5 +198,5 @@ def parse_size(text: str) -> int:
     units = {None: 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
     value = int(float(match.group(1)) * units[match.group(2)]) if match else 0
     if value < 1:
-        raise InputError(f"--max-shard-size {text!r} is not a size; write for instance 5GB or 500MB")
+        raise InputError(f"`max_shard_size` {text!r} is not a size; write for instance 5GB or 500MB")
     return value

@@ -52,10 +52,10 @@ def find_gpu(name: str, **given: float | None) -> Gpu:
     if name.lower() == "custom":
         missing = [field.name for field in dataclasses.fields(Gpu) if field.name not in (*values, "name")]
         if missing:
-            raise InputError(f"--gpu custom needs every number; missing: {', '.join(map(flag_of, missing))}")
+            raise InputError(f"`gpu` custom needs every number; missing: {', '.join(map(flag_of, missing))}")
         return Gpu(name="custom", **values)
     if name.lower() not in GPUS:
-        raise InputError(f"--gpu {name} is not one of {', '.join(GPUS)} or custom")
+        raise InputError(f"`gpu` {name} is not one of {', '.join(GPUS)} or custom")
     return Gpu(**{**dataclasses.asdict(GPUS[name.lower()]), **values})
 
 

@@ -84,7 +84,7 @@ def heads_of(model: str, shape: ModelShape, last_layer: int | None = None, num_h
     if known is None or last_layer is not None or num_heads != len(known):
         deepest = round(USUAL_DEPTH * (shape.layers - 1)) if last_layer is None else last_layer
         if not 0 <= deepest < shape.layers:
-            raise InputError(f"--l-max {deepest} is not a layer of {model}, which has layers 0 to {shape.layers - 1}")
+            raise InputError(f"`l_max` {deepest} is not a layer of {model}, which has layers 0 to {shape.layers - 1}")
         known = _spread(shape, deepest, num_heads)
     return HeadSet(known, "planner", model, shape.layers, shape.heads)
 
@@ -99,5 +99,5 @@ def _spread(shape: ModelShape, deepest: int, num_heads: int) -> tuple[Head, ...]
     ]
     distinct = list(dict.fromkeys(places))[:num_heads]
     if len(distinct) < num_heads:
-        raise InputError(f"--num-core-heads {num_heads} is more than layers 0 to {deepest} hold here; lower it")
+        raise InputError(f"`num_core_heads` {num_heads} is more than layers 0 to {deepest} hold here; lower it")
     return tuple(distinct)

@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from data_tools.array_folder import UnwritableCache
 from data_tools.late_training_set import LateSample, LateTrainingSet
 from data_tools.list_mixture import parse_shares
@@ -18,7 +16,8 @@ from headrank.errors import InputError
 from headrank.method.heads import HeadSet
 from headrank.method.late_prompt import LateEncoder, late_limit
 from headrank.method.spans import PromptEncoder
-from headrank.model_config import first_line, load_config, text_config
+from headrank.model_config import load_config, text_config
+from headrank.reranking.model_sources import load_tokenizer
 from megatron_patches.parallel_scores import gather_from_all
 from megatron_patches.shape import ModelShape
 from megatron_patches.training.config import TrainingConfig
@@ -101,17 +100,9 @@ def _on_every_rank(opened: Callable[[], Any]) -> Any:
 
 
 def _tokenizer(config: TrainingConfig) -> Any:
-    """The tokenizer of --tokenizer-model or of the model; transformers makes an empty one where files are missing."""
+    """The tokenizer of --tokenizer-model or of the model."""
     flag, directory = ("--headrank-model", config.model) if config.tokenizer is None else ("--tokenizer-model", config.tokenizer)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(directory)
-    except Exception as error:
-        raise InputError(
-            f"{flag} {directory}: no tokenizer that can be loaded ({first_line(error)}); give a directory with tokenizer.json"
-        ) from error
-    if not tokenizer("relevant", add_special_tokens=False)["input_ids"]:
-        raise InputError(f"{flag} {directory}: the tokenizer knows no words; is tokenizer.json missing?")
-    return tokenizer
+    return load_tokenizer(directory, f"{flag} {directory}")
 
 
 def held_out_data(

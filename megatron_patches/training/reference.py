@@ -135,7 +135,7 @@ class ReferenceScores:
 
     def _read(self, file: Path) -> None:
         if file.is_dir():
-            raise InputError(f"{file}: a folder where the reference scores belong; move it or give another --headrank-reference-cache")
+            raise InputError(f"{file}: a folder where the reference scores belong; move it or give another `reference_cache`")
         try:
             with open(file, "rb") as stream:
                 self._read_lines(file, stream)
@@ -153,7 +153,7 @@ class ReferenceScores:
         differing = [name for name in names if header["key"].get(name) != self.key.get(name)]
         if differing:
             raise InputError(
-                f"{file}: reference scores of another {' and '.join(differing)}; delete the file or give another --headrank-reference-cache"
+                f"{file}: reference scores of another {' and '.join(differing)}; delete the file or give another `reference_cache`"
             )
         for number, line in enumerate(lines, start=2):
             row = _parsed(line)

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from headrank.commands import main
-from headrank.commands.options import read_id_list
 from headrank.evaluation.measures import evaluate_run
-from headrank.formats import Candidate, Collection, Qrels, Run, read_run
+from headrank.formats import Candidate, Collection, Qrels, Run, read_query_ids, read_run
 
 MIN_QUERIES, MIN_PASSAGES, GRADES = 60, 12, {0, 1, 2, 3}
 
@@ -53,7 +52,7 @@ def test_no_query_appears_twice(collection: Collection) -> None:
 
 
 def test_the_split_is_disjoint_complete_and_by_whole_topics(collection: Collection, embedded_collection: Path) -> None:
-    train, held_out = (read_id_list(str(embedded_collection / f"{name}.qids")) for name in ("train", "heldout"))
+    train, held_out = (read_query_ids(str(embedded_collection / f"{name}.qids")) for name in ("train", "heldout"))
     assert not train & held_out
     assert train | held_out == set(collection.queries())
     topics = [
@@ -63,7 +62,7 @@ def test_the_split_is_disjoint_complete_and_by_whole_topics(collection: Collecti
 
 
 def test_no_passage_is_judged_for_queries_on_both_sides_of_the_split(collection: Collection, embedded_collection: Path) -> None:
-    held_out = read_id_list(str(embedded_collection / "heldout.qids"))
+    held_out = read_query_ids(str(embedded_collection / "heldout.qids"))
     sides: dict[str, set[bool]] = {}
     for query_id, judged in collection.qrels().items():
         for doc_id in judged:
@@ -96,7 +95,7 @@ def test_the_run_is_what_headrank_retrieve_makes(embedded_collection: Path, tmp_
 
 
 def test_the_readme_states_the_measured_numbers(collection: Collection, embedded_collection: Path) -> None:
-    held_out = read_id_list(str(embedded_collection / "heldout.qids"))
+    held_out = read_query_ids(str(embedded_collection / "heldout.qids"))
     qrels = {query_id: judged for query_id, judged in collection.qrels().items() if query_id in held_out}
     run = {query_id: rows for query_id, rows in collection.run().items() if query_id in held_out}
     best = {

@@ -263,7 +263,7 @@ def test_shards_come_from_the_flag_torchrun_or_slurm() -> None:
     assert parse_shard(None, {"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_COUNT": "8"}) == (2, 8)
     assert parse_shard(None, {}) == (0, 1)
     for gaps in ({"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "3"}, {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_MIN": "3"}):
-        with pytest.raises(InputError, match=r"array of 2 tasks with gaps.*`shard` I/N or --array=0-1"):
+        with pytest.raises(InputError, match=r"array of 2 tasks with gaps.*`shard` I/N or an array of 0-1"):
             parse_shard(None, {**gaps, "SLURM_ARRAY_TASK_MAX": "7", "SLURM_ARRAY_TASK_COUNT": "2"})
     with pytest.raises(InputError, match="I from 0 to N-1"):
         parse_shard("4/4", {})

@@ -202,5 +202,5 @@ def test_assumed_heads_are_distinct_and_end_at_the_layer_asked_for(name: str) ->
     heads = heads_of(name, shape, last_layer=12, num_heads=8)
     assert heads.l_max == 12 and len(set(heads.heads)) == 8
     assert heads_of(name, shape).l_max == round(0.7 * (shape.layers - 1))
-    with pytest.raises(InputError, match="--l-max"):
+    with pytest.raises(InputError, match="`l_max`"):
         heads_of(name, shape, last_layer=shape.layers)

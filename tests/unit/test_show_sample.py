@@ -75,5 +75,5 @@ def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "model").mkdir()
     assert main(["pairs", "--output", str(tmp_path), "--show", "0", "--model", str(tmp_path / "model")]) == 2
     error = capsys.readouterr().err
-    assert "has no tokenizer that can be loaded" in error
+    assert "no tokenizer that can be loaded" in error
     assert error.count("\n") == 1

@@ -99,7 +99,7 @@ def test_the_embedded_models_shape_can_be_split_over_1_and_3():
 
 
 def test_a_size_that_does_not_divide_names_the_ones_that_do():
-    with pytest.raises(InputError, match="--tensor-model-parallel-size 2 .*9 heads, 3 key-value groups.* over 1, 3"):
+    with pytest.raises(InputError, match="`tensor_model_parallel_size` 2 .*9 heads, 3 key-value groups.* over 1, 3"):
         check_tensor_parallel_size(shape_of(heads=9, groups=3, ffn=1536), 2)
 
 
@@ -201,5 +201,5 @@ def test_sizes_are_read_as_people_write_them(text, expected):
 
 @pytest.mark.parametrize("text", ["", "0", "GB", "five", "-1GB", "5TB"])
 def test_a_size_that_is_none_is_shown_as_given(text):
-    with pytest.raises(InputError, match=f"--max-shard-size '{text}'"):
+    with pytest.raises(InputError, match=f"`max_shard_size` '{text}'"):
         parse_size(text)
