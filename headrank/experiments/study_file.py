@@ -50,9 +50,11 @@ def read_study(path: str | os.PathLike[str], changes: Sequence[str] = (), output
     _expand(values, (), origins, file)
     study = _validated(Study, values, (), origins, file)
     recipe = {key: value for key, value in values.items() if key in _RECIPE_ONLY}
-    recipes, names = {}, {}
+    recipes: dict[str, Recipe] = {}
+    names: dict[str, tuple[str, int | None]] = {}
+    seeds: list[int | None] = [*study.seeds] or [None]
     for run, differences in (study.runs or {"": {}}).items():
-        for seed in study.seeds or [None]:
+        for seed in seeds:
             name = ".".join(filter(None, (run, f"seed-{seed}" if seed is not None else "")))
             changed = merged(recipe, differences or {})
             values_of_run = changed if seed is None else merged(changed, {"training": {"seed": seed}})

@@ -88,7 +88,9 @@ def rerank(job: RerankJob) -> None:
     with contextlib.closing(bar):  # an error has its line to itself
         size: int = job.batch_size or getattr(next(iter(rankers), None), "batch_size", None) or 1
         for number, batch in enumerate(_batches(bar if rank == 0 else pending, size)):
-            store.add(_score(rankers, batch, is_warm_up=number == 0))
+            rows = _score(rankers, batch)
+            # the first batch also pays for kernels, caches and memory that the others find: it is marked, and counts in no mean of seconds
+            store.add(({**row, "is_warm_up": True} for row in rows) if number == 0 else rows)
     store.close()
     barrier(world_size)
     if rank == 0:
@@ -106,11 +108,8 @@ def _progress(pending: Sequence[Request]) -> Generator[Request, None, None]:
     yield from tqdm(pending, total=len(pending), desc="rerank", unit="query", dynamic_ncols=True, mininterval=0.5)
 
 
-def _score(rankers: Sequence[Any], batch: list[Request], *, is_warm_up: bool = False) -> Iterator[dict[str, Any]]:
-    """One result line per query of a batch; the time of a batch is shared evenly.
-
-    The first batch of a process also pays for kernels, caches and memory that the others find; it is marked.
-    """
+def _score(rankers: Sequence[Any], batch: list[Request]) -> Iterator[dict[str, Any]]:
+    """One result line per query of a batch; the time of a batch is shared evenly."""
     started = time.perf_counter()
     lists = [(request.query, [{"title": d.title, "text": d.text} for d in request.documents]) for request in batch]
     results = [[result] for result in rankers[0].score_batch(lists)] if len(rankers) == 1 else _shared_scores(rankers, lists)
@@ -132,7 +131,6 @@ def _score(rankers: Sequence[Any], batch: list[Request], *, is_warm_up: bool = F
                 "tokens": result.num_tokens,
                 "is_shortened": bool(result.is_shortened),
             }
-            | ({"is_warm_up": True} if is_warm_up else {})
             | _format_kept(result)
             | ({"also": [[float(other.scores[place]) for place in by_rank] for other in others]} if others else {})
         )

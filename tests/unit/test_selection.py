@@ -347,7 +347,13 @@ def test_heads_json_ranks_every_head_and_says_what_it_was_computed_from(reader, 
     assert phis == sorted(phis, reverse=True)
     assert [(row["layer"], row["head"]) for row in loaded.table[:5]] == list(loaded.heads)
     assert [row["is_chosen"] for row in loaded.table] == [True] * 5 + [False] * (LAYERS * HEADS - 5)
-    assert loaded.settings == {"temperature": TEMPERATURE, "entropy_weight": WEIGHT, "is_calibrated": False}
+    assert loaded.settings == {
+        "temperature": TEMPERATURE,
+        "entropy_weight": WEIGHT,
+        "is_calibrated": False,
+        "contrast": "adjacent",
+        "per_query": False,
+    }
     assert loaded.source["queries"] == 2 and loaded.source["contexts"] == 4  # q3 has no adjacent grades
     assert "torch" in loaded.source["versions"]
 
