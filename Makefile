@@ -21,7 +21,8 @@ RUN_STAMP := $(VENV)/.headrank-run-$(WANTED)
 DEV_STAMP := $(VENV)/.headrank-dev-$(WANTED)
 PIP := '$(BIN)/python' -m pip --disable-pip-version-check --no-input
 
-# File by file, so that what a file sets up once is set up once; in order, so that the long files of tests/distributed begin first.
+# File by file, so that what a file sets up once is set up once; in order, so that the long files of tests/distributed
+# begin first.
 PYTEST_PARALLEL := $(if $(filter-out 1,$(PROCESSES)),-n $(PROCESSES) --dist loadfile --no-loadscope-reorder)
 
 # Waiting threads that spin make every process on a small machine several times slower.
@@ -30,17 +31,20 @@ export GOMP_SPINCOUNT ?= 0
 export TOKENIZERS_PARALLELISM ?= false
 export PATH := $(BIN):$(PATH)
 
-.PHONY: help setup setup-dev demo test test-unit test-distributed test-gpu test-megatron-versions bench results-page lint format system clean
+.PHONY: help setup setup-dev demo test test-unit test-distributed test-gpu test-megatron-versions
+.PHONY: bench results-page lint format system clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | while IFS='|' read -r name text; do printf '  make %-23s %s\n' "$$name" "$$text"; done
-	@echo '  VENV=path moves the environment (.venv), PYTHON=path picks the interpreter (3.10-3.12), TORCH=... another torch, TP=3 the demo'"'"'s tensor-parallel size'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' \
+		| while IFS='|' read -r name text; do printf '  make %-23s %s\n' "$$name" "$$text"; done
+	@echo '  VENV=path moves the environment (.venv), PYTHON=path picks the interpreter (3.10-3.12),'
+	@echo '  TORCH=... another torch, TP=3 the tensor-parallel size of the demo'
 
 setup: $(RUN_STAMP) ## install headrank with training into VENV
 
 setup-dev: $(DEV_STAMP) ## the same and the tools for tests and lint
 
-demo: $(RUN_STAMP) ## the main job on the embedded model and collection: pairs, heads, training, export, reranking, report
+demo: $(RUN_STAMP) ## the main job on the embedded model: pairs, heads, training, export, reranking, report
 	'$(BIN)/headrank' experiment run configs/demo.yaml --set training.tensor_parallel=$(TP) $(DEMO_ARGS)
 
 test: $(DEV_STAMP) ## all tests: unit, distributed, end to end; PROCESSES=2 runs two files at a time
@@ -55,7 +59,7 @@ test-distributed: $(DEV_STAMP) ## real gloo processes, tiny models
 test-gpu: $(DEV_STAMP) ## on a GPU node: the acceptance list, and one report file to send back (GPU_REPORT=...)
 	HEADRANK_TEST_GPU=1 HEADRANK_GPU_REPORT='$(GPU_REPORT)' '$(BIN)/python' -m pytest tests/gpu $(PYTEST_ARGS)
 
-test-megatron-versions: $(DEV_STAMP) ## every supported release of Megatron-Core, from the package index into MEGATRON_WHEELS
+test-megatron-versions: $(DEV_STAMP) ## every supported release of Megatron-Core, into MEGATRON_WHEELS
 	HEADRANK_MEGATRON_WHEELS='$(MEGATRON_WHEELS)' '$(BIN)/python' -m pytest tests/megatron_versions $(PYTEST_ARGS)
 
 bench: $(RUN_STAMP) ## contenders interleaved, ratios
@@ -90,7 +94,9 @@ define make_environment
 		if "$$python" -c "$$supported" 2>/dev/null; then chosen="$$python"; break; fi; \
 	done; \
 	if [ -z "$$chosen" ]; then \
-		echo 'headrank needs Python 3.10, 3.11 or 3.12; $(or $(PYTHON),python3 on PATH) is $(shell $(or $(PYTHON),python3) --version 2>&1 | head -1): install one of them or give PYTHON=/path/to/python' >&2; exit 2; \
+		printf '%s' 'headrank needs Python 3.10, 3.11 or 3.12; $(or $(PYTHON),python3 on PATH) is ' >&2; \
+		echo '$(shell $(or $(PYTHON),python3) --version 2>&1 | head -1): install one of them or give PYTHON=/path/to/python' >&2; \
+		exit 2; \
 	fi; \
 	"$$chosen" -m venv '$(VENV)'
 endef

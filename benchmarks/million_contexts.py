@@ -4,8 +4,8 @@ Stages, each in a process of its own so that memory peaks do not mix:
 
   make   contexts.jsonl and pairs.jsonl with short made-up contexts (two documents of two words, one pair)
   build  tokenise them once into the memory-mapped cache
-  read   open the cache, walk the order of an epoch and see that every sample comes exactly once, resume in the middle with four
-         ranks, assemble samples from all over the file and compare each with its context
+  read   open the cache, walk the order of an epoch and see that every sample comes exactly once, resume in the middle
+         with four ranks, assemble samples from all over the file and compare each with its context
 
 Prints seconds, rates, sizes on disk and peak memory. --contexts 20000 is a quick try; a test runs it with fewer.
 """

@@ -4,8 +4,10 @@ A million made-up passages of 20 tokens and 256 bytes per token (4 pairs of 64 i
 as real ones. Stages, each in a process of its own so that memory peaks do not mix:
 
   write  every passage, committed as indexing does, a new segment every 4 GB
-  open   open the store, look up passages that are there and some that are not, in lists of a hundred; memory before and after
-  read   score random lists of a hundred passages, first with the pages dropped from memory, then again; check keys on the way
+  open   open the store, look up passages that are there and some that are not, in lists of a hundred; memory before and
+         after
+  read   score random lists of a hundred passages, first with the pages dropped from memory, then again; check keys
+         on the way
 
 Prints seconds, rates, sizes on disk and memory. --passages 20000 is a quick try; a test runs it with fewer.
 """

@@ -7,8 +7,8 @@ page cache), one process per number of threads:
   fp32, bf16    a store in that format, the query's forward in float32 and in the fastest float format of this processor
   int8          an int8 store, the query's forward as for bf16
   int8-int8     an int8 store, the query's forward in int8 (`--dtype int8`)
-  floor         the parts of int8 measured bare: a plain forward of the query's tokens through the same layers and one integer product
-                of the stored keys, side by side in memory, with the query's vectors
+  floor         the parts of int8 measured bare: a plain forward of the query's tokens through the same layers and one
+                integer product of the stored keys, side by side in memory, with the query's vectors
   floor-int8    the same with the forward of int8-int8
   minilm        ms-marco-MiniLM-L-12-v2 (ONNX, int8) on the same pairs; needs a folder with model.onnx and
                 tokenizer.json, given by --minilm or HEADRANK_MINILM

@@ -2,7 +2,8 @@
 
 Contenders, interleaved round by round in one process (embedded model, passages of about 100 tokens, one context):
 
-  literal   one pair: full depth, calibration as a second pass, a frozen second model run on the spot; forward and backward only
+  literal   one pair: full depth, calibration as a second pass, a frozen second model run on the spot; forward and
+            backward only
   ours      16 pairs in one branched truncated forward, cached reference; the whole step with clipping and AdamW
   forward   the bare forward of ours, no gradient
 

@@ -88,6 +88,7 @@ def in_chunks(items: Iterator, size: int) -> Iterator[list]:
 
 def _open_array(path: Path, dtype: type, width: int | None) -> np.ndarray:
     shape: Sequence[int] = (-1,) if width is None else (-1, width)
+    # an empty file cannot be mapped
     if path.stat().st_size == 0:
         return np.empty(0, dtype).reshape(shape if width is None else (0, width))
     return np.memmap(path, dtype, mode="r").reshape(shape)
@@ -98,6 +99,7 @@ def _build_once(folder: Path, arrays: Arrays, write: Callable[[ArrayWriter], Non
     from filelock import FileLock
 
     folder.parent.mkdir(parents=True, exist_ok=True)
+    # beside the folder and not in it: it appears by a rename
     with FileLock(folder.with_name(f"{folder.name}.lock")):
         if not folder.is_dir():
             logger.info("tokenising %s into %s", source, folder)

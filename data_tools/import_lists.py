@@ -104,9 +104,11 @@ def _read(path: str, form: str, database: ListDatabase, settings: ImportSettings
         if settings.ids_from_text and listed.query is not None:
             listed = _named_by_text(listed)
         if is_triples and settings.max_negatives:
+            # a number and not the id: millions of queries are remembered here
             key = stable_hash(listed.query_id)
             taken[key] = taken.get(key, 0) + 1
             if taken[key] > settings.max_negatives:
+                # the good passage stays: it may be another one than in the lines before
                 listed = TrainingList(listed.query_id, listed.query, listed.passages[:1], listed.place)
         database.add(listed)
 
@@ -151,6 +153,7 @@ def _kept_queries(database: ListDatabase, settings: ImportSettings) -> set[int] 
     total = database.counts["queries"]
     if not settings.max_queries or settings.max_queries >= total:
         return None
+    # SQLite numbers rows from 1
     drawn = generator(settings.seed, "import", "queries").choice(total, settings.max_queries, replace=False)
     return {int(number) + 1 for number in drawn}
 
@@ -184,6 +187,7 @@ class _Part:
         self.queries.write(f"{query_id}\t{text}\n")
         for rank, candidate in enumerate(listed, start=1):
             self.qrels.write(f"{query_id} 0 {candidate.doc_id} {candidate.grade}\n")
+            # scores fall with the rank, so that tools which sort by score keep the shuffle
             self.run.write(f"{query_id} Q0 {candidate.doc_id} {rank} {len(listed) + 1 - rank} shuffled\n")
         self._label(query_id, listed)
         self.database.want([candidate.doc_id for candidate in listed])

@@ -66,8 +66,10 @@ def file_state(path: str | os.PathLike[str]) -> str:
     if not path.is_file():
         return _MISSING
     facts = path.stat()
+    # reading 20 GB of corpus before every command would cost more than the command
     if facts.st_size > SMALL_FILE:
         return f"{facts.st_size} bytes of {facts.st_mtime_ns}"
+    # size, time and inode are part of the key, so that a file that changes while we run is read again
     return _digest_once(str(path.absolute()), facts.st_size, facts.st_mtime_ns, facts.st_ino)
 
 
@@ -81,6 +83,7 @@ def folder_states(folder: str | os.PathLike[str]) -> dict[str, str]:
     """The state of every file below a folder; hidden files and folders, where stamps and caches lie, are left out."""
     root = Path(folder)
     files = (path for path in sorted(root.rglob("*")) if path.is_file())
+    # relative: a study that is moved, or mounted elsewhere, stays valid
     below = {path.relative_to(root): path for path in files}
     return {name.as_posix(): file_state(path) for name, path in below.items() if not any(part.startswith(".") for part in name.parts)}
 
@@ -93,6 +96,7 @@ def sampled_digest(paths: Iterable[str | os.PathLike[str]], root: str | os.PathL
         digest.update(f"{path.name if root is None else path.relative_to(root)}:{size}".encode())
         with open(path, "rb") as stream:
             for number in range(min(_MAX_BLOCKS, -(-size // _BLOCK))):
+                # a fixed number of blocks, whatever the size: training changes every block, so any of them shows it
                 stream.seek(number * max(_BLOCK, size // _MAX_BLOCKS))
                 digest.update(stream.read(_BLOCK))
     return digest.hexdigest()[:16]
@@ -101,6 +105,7 @@ def sampled_digest(paths: Iterable[str | os.PathLike[str]], root: str | os.PathL
 def model_fingerprint(model: str | os.PathLike[str]) -> str:
     """What tells one model from another: its files, sampled; a name on the hub stands for itself."""
     root = Path(model)
+    # without a look at the hub: asking it would need a network for every command
     if not root.is_dir():
         return str(model)
     return sampled_digest((path for path in root.rglob("*") if path.is_file() and not path.name.startswith(".")), root)
@@ -123,6 +128,7 @@ class Stamp:
             if values["format"] != FORMAT:
                 return None
             return cls(dict(values["inputs"]), bool(values["is_complete"]), float(values["seconds"]), str(values["made_at"]))
+        # a stamp cut short means "not known": doing it again is always right, trusting half a stamp is not
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -158,7 +164,9 @@ class Artifact:
 
     def inputs(self) -> dict[str, Any]:
         """Settings and files as they are now, as plain JSON values."""
+        # looked at now and not when the plan was made: an earlier phase may have written them since
         states = {str(path): file_state(path) for path in self.reads}
+        # through JSON, as the stamp on disk went: tuples become lists, so that equal settings compare equal
         settings: dict[str, Any] = json.loads(json.dumps(dict(self.settings), default=str))
         return {"settings": settings, "files": states}
 
@@ -182,11 +190,13 @@ class Artifact:
         Something that is there without a stamp is somebody else's, and an InputError instead.
         """
         inputs, stamp = self.inputs(), self.stamp
+        # removing it would destroy what this program did not make
         if stamp is None and self.path.exists():
             raise InputError(f"{self.path}: is there and was not made by this command; move it away or choose another output")
         require_writable(self.stamp_path)
         seconds = 0.0
         if stamp is not None and fingerprint(stamp.inputs) == fingerprint(inputs):
+            # an interrupted attempt counts towards the time of the whole
             seconds = 0.0 if stamp.is_complete else stamp.seconds
         else:
             remove(self.path)
@@ -251,12 +261,14 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     The name of the unfinished folder is the same every time: what a killed process left is removed by the next one.
     """
     output = Path(path)
+    # on the same disk, because only there is a rename one step; the fixed name lets the next process clean up after a kill
     partial = hidden_beside(output)
     remove(partial)
     try:
         partial.mkdir(parents=True)
         yield partial
         put_in_place(partial, output)
+    # BaseException: Ctrl-C must not leave half a folder either
     except BaseException:
         remove(partial)
         raise
@@ -264,6 +276,7 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 def remove(path: Path) -> None:
     """Delete a file or a whole folder; what is not there is no error."""
+    # rmtree refuses a link; and what it points to is not ours to remove
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
 from collections.abc import Iterator
 from typing import NoReturn
@@ -39,7 +40,17 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say it and exit with 2."""
-        self.exit(2, f"{self.prog}: {message}; see '{self.prog} --help'\n")
+        # without argparse's usage, which hides the one line that matters
+        self.exit(2, f"{self.prog}: {message}{self._nearest(message)}; see '{self.prog} --help'\n")
+
+    def _nearest(self, message: str) -> str:
+        """; did you mean --depth? after a misspelt flag or choice; '' where nothing is near."""
+        wrong = re.search(r"invalid choice: '(.+?)' \(choose from (.+)\)|unrecognized arguments: (--[a-z-]+)", message)
+        if wrong is None:
+            return ""
+        known = re.findall(r"'(.+?)'", wrong[2]) if wrong[2] else list(_options_of(self))
+        near = difflib.get_close_matches(wrong[1] or wrong[3], known, 1, cutoff=0.75)
+        return f"; did you mean {near[0]}?" if near else ""
 
 
 def _options_of(parser: argparse.ArgumentParser) -> Iterator[str]:

@@ -31,6 +31,7 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO]:
     What is no file of a disk (/dev/stdout, a pipe) is written to directly: renaming would replace the device.
     """
     path = Path(path)
+    # os.replace would say "Is a directory" only after all the work
     if path.is_dir():
         raise InputError(f"{path}: cannot be written, it is a folder; give the name of a file")
     is_text = "b" not in mode
@@ -40,10 +41,12 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO]:
             with open(path, mode, **spelling) as stream:  # type: ignore[call-overload]
                 yield stream
             return
+        # beside the target: a rename from /tmp to another disk is a copy, and a reader could see half of it
         handle, temporary, made = _temporary_beside(path)
         try:
             with os.fdopen(handle, mode, **spelling) as stream:  # type: ignore[call-overload]
                 yield stream
+            # mkstemp makes files that only their owner can read
             os.chmod(temporary, 0o666 & ~_umask())
             os.replace(temporary, path)
         except BaseException:
@@ -57,6 +60,7 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO]:
 
 def put_in_place(partial: Path, output: Path) -> None:
     """Give a finished directory its name; what had the name goes only then."""
+    # two renames instead of a removal first: a kill in between leaves the old folder under a hidden name, not nothing
     replaced = output.absolute().with_name(f".{output.absolute().name}.replaced")
     shutil.rmtree(replaced, ignore_errors=True)
     if output.exists():
@@ -68,6 +72,7 @@ def put_in_place(partial: Path, output: Path) -> None:
 def require_writable(path: str | os.PathLike[str], reads: Iterable[str | os.PathLike[str] | None] = ()) -> None:
     """Fail now, not after hours of work, when a file or folder called ``path`` could not be made, or is one that the command ``reads``."""
     path = Path(path)
+    # by inode and not by name: links and relative paths name the same file
     if any(source is not None and path.is_file() and Path(source).is_file() and path.samefile(source) for source in reads):
         raise InputError(f"{path}: is read by this very command and would be replaced; give another name for the output")
     if not _is_device(path):
@@ -101,6 +106,7 @@ def _remove(temporary: str, folders: list[Path]) -> None:
 
 def _umask() -> int:
     """The process's umask; mkstemp ignores it and would leave every file private."""
+    # there is no way to read it but to set it; not safe with threads that make files at this moment
     mask = os.umask(0)
     os.umask(mask)
     return mask
@@ -112,8 +118,10 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
     _require_file(path)
     number = 0
     try:
+        # bytes, split at \n alone: text mode would make a line end of a lone \r within a text
         with gzip.open(path, "rb") if _is_gzip(path) else open(path, "rb") as stream:
             for number, raw in enumerate(stream, start=1):
+                # only the first line may begin with a byte-order mark; further on it is a character of the text
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
                 if line.strip():
                     yield number, line
@@ -151,12 +159,14 @@ def parse_object(path: str | os.PathLike[str], number: int, line: str) -> dict:
     """One line of a JSONL file as an object; everything else is an InputError that names the line."""
     try:
         row = json.loads(line)
+    # a line of 100,000 brackets is a legal attack on any JSON parser
     except RecursionError:
         raise InputError(f"{path}:{number}: JSON nested too deeply: {quote(line)}") from None
     except ValueError as error:  # also integers of thousands of digits, which are no JSONDecodeError
         raise InputError(f"{path}:{number}: not JSON ({error}): {quote(line)}") from error
     if not isinstance(row, dict):
         raise InputError(f"{path}:{number}: expected a JSON object, found {quote(line)}")
+    # a cheap look first: encoding every row again would double the time of reading a corpus
     if "\\ud" in line or "\\uD" in line:
         _refuse_surrogates(path, number, row)
     return row

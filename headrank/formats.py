@@ -68,6 +68,7 @@ def read_queries(path: str | os.PathLike[str]) -> dict[str, str]:
     """Read queries.tsv (query id, tab, text) in file order; an empty text or a repeated id is an error."""
     queries: dict[str, str] = {}
     for number, line in read_lines(path):
+        # old Mac line ends make one line of the whole file, and its tab a query that holds all others
         if "\r" in line:
             raise InputError(f"{path}:{number}: a carriage return within {quote(line)}; convert the line ends to \\n")
         query_id, tab, text = line.partition("\t")
@@ -109,6 +110,7 @@ def _numbered_documents(path: str | os.PathLike[str]) -> Iterator[tuple[int, Doc
         doc_id = next((row[key] for key in ("docid", "_id", "id") if key in row), None)
         text = next((row[key] for key in ("text", "contents") if key in row), None)
         title = row.get("title") or ""
+        # bool is an int in Python: "docid": true would become the id "True"
         if isinstance(doc_id, int) and not isinstance(doc_id, bool):
             doc_id = str(doc_id)
         if not isinstance(doc_id, str) or doc_id.split() != [doc_id]:
@@ -146,6 +148,7 @@ def read_qrels(path: str | os.PathLike[str]) -> Qrels:
             raise InputError(f"{path}:{number}: grade {quote(grade)} is not an integer; correct the line")
         value = int(grade)
         judged = qrels.setdefault(query_id, {})
+        # pooled collections repeat lines; two different grades are somebody's mistake, and the last one must not win silently
         if judged.setdefault(doc_id, value) != value:
             raise InputError(
                 f"{path}:{number}: document {doc_id!r} of query {query_id!r} has two grades, {judged[doc_id]} and {value}; remove one"
@@ -174,6 +177,7 @@ def read_run(path: str | os.PathLike[str]) -> Run:
         run.setdefault(query_id, []).append(candidate)
     if not run:
         raise InputError(f"{path}: no results; the file is empty")
+    # by rank and not by score: trec_eval would break ties of scores by document id; the sort is stable, so file order decides
     return {query_id: _numbered(sorted(rows, key=lambda row: row.rank)) for query_id, rows in run.items()}
 
 
@@ -183,9 +187,11 @@ def _numbered(rows: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _rank_and_score(path: str | os.PathLike[str], number: int, rank: str, score: str) -> tuple[int, float]:
+    # int() would take "1_0" and digits of other scripts
     if not _INTEGER.fullmatch(rank):
         raise InputError(f"{path}:{number}: rank {quote(rank)} is not an integer; are the columns 'query Q0 document rank score tag'?")
     try:
+        # float() takes 1_000, which no other tool of the field reads as a number
         value = float(score) if "_" not in score else math.nan
     except ValueError:
         raise InputError(f"{path}:{number}: score {quote(score)} is not a number; correct the line") from None
@@ -204,6 +210,7 @@ def write_run(path: str | os.PathLike[str], run: Mapping[str, Sequence[tuple[str
 
 def append_unranked(ranked: Sequence[tuple[str, float]], rest: Iterable[str]) -> list[tuple[str, float]]:
     """A reranked list, best first, and below it the candidates that were not read: in their own order, each 1 below the one before."""
+    # below the last score, and falling: tools that sort by score keep this order
     floor = ranked[-1][1]
     return [*ranked, *((doc_id, floor - 1.0 - place) for place, doc_id in enumerate(rest))]
 
@@ -236,6 +243,7 @@ class Collection:
         def locate(given: str | None, *names: str) -> Path | None:
             if given is not None:
                 return Path(given)
+            # the plain file first: unpacking a .gz and editing it must not leave the old one in use
             spelled = [name + ending for name in names for ending in ("", ".gz")]
             return next((root / name for name in spelled if root is not None and (root / name).is_file()), None)
 
@@ -271,6 +279,7 @@ class Collection:
 
     def documents(self, wanted: set[str] | None = None) -> dict[str, Document]:
         """The corpus, or the part of it that ``wanted`` names; an id that is not there is an error."""
+        # the whole file is read even for a few ids: a corpus has no index, and duplicates of the wanted ids are found this way
         corpus = read_corpus(self.corpus_path, wanted)
         missing = sorted(wanted - corpus.keys()) if wanted is not None else []
         if missing:

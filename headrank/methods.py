@@ -111,6 +111,7 @@ def build_ranker(method: str, model: str | Path | None, heads: HeadSet | str | P
     method is an error.
     """
     chosen = find_method(method)
+    # commands pass every flag they have; calibrate True is the default, and no reason to refuse RankGPT
     given = {key: value for key, value in options.items() if value is not None and not (key == "calibrate" and value is True)}
     strange = sorted(set(given) - _SHARED_OPTIONS - _OPTIONS[chosen.kind])
     if strange:
@@ -120,6 +121,7 @@ def build_ranker(method: str, model: str | Path | None, heads: HeadSet | str | P
     if model is None:
         raise InputError(f"method {method!r} needs a model; give `model`")
     if chosen.kind == "generative":
+        # imported here: BM25 rows must not load torch
         from headrank.generation.rankgpt import build_rankgpt
 
         return build_rankgpt(model, **given)

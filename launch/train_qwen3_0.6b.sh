@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# HeadRank on Qwen3-0.6B, the paper's run: 8 GPUs at TP 4, learning rate 1e-5; it saw convergence near step 1,800 of one epoch.
+# HeadRank on Qwen3-0.6B, the paper's run: 8 GPUs at TP 4, learning rate 1e-5; it saw convergence near step 1,800 of one
+# epoch.
 #
 #   launch/train_qwen3_0.6b.sh [MODEL [HEADS [TRAIN_DATA [SAVE]]]] [flags of pretrain_headrank.py]
 #   DRY_RUN=1 launch/train_qwen3_0.6b.sh          PAIRS_PER_CONTEXT=16 launch/train_qwen3_0.6b.sh

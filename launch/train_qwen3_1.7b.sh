@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# HeadRank on Qwen3-1.7B, the paper's run: 8 GPUs at TP 4, learning rate 5e-6; it saw convergence near step 2,200 of one epoch.
+# HeadRank on Qwen3-1.7B, the paper's run: 8 GPUs at TP 4, learning rate 5e-6; it saw convergence near step 2,200 of one
+# epoch.
 #
 #   launch/train_qwen3_1.7b.sh [MODEL [HEADS [TRAIN_DATA [SAVE]]]] [flags of pretrain_headrank.py]
 #   DRY_RUN=1 launch/train_qwen3_1.7b.sh          PAIRS_PER_CONTEXT=16 launch/train_qwen3_1.7b.sh

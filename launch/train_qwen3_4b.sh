@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# HeadRank on Qwen3-4B, the paper's run: 8 GPUs at TP 8, learning rate 2e-6; it saw convergence near step 2,800 of one epoch.
+# HeadRank on Qwen3-4B, the paper's run: 8 GPUs at TP 8, learning rate 2e-6; it saw convergence near step 2,800 of one
+# epoch.
 #
 #   launch/train_qwen3_4b.sh [MODEL [HEADS [TRAIN_DATA [SAVE]]]] [flags of pretrain_headrank.py]
 #   DRY_RUN=1 launch/train_qwen3_4b.sh          PAIRS_PER_CONTEXT=16 launch/train_qwen3_4b.sh

@@ -55,6 +55,7 @@ def read_beir_qrels(path: Path) -> Qrels:
     qrels: Qrels = {}
     for number, line in read_lines(path):
         fields = line.split()
+        # some mirrors have the header, some have not
         if number == 1 and fields[-1] == "score":
             continue
         if len(fields) != 3:

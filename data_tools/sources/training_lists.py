@@ -48,6 +48,7 @@ def format_of(path: str | Path) -> str:
     number, line = next(read_lines(path), (0, ""))
     if not number:
         raise InputError(f"{path}: no lists; the file is empty")
+    # only the first line is looked at: a file of two formats fails at its line, with its number
     if line.lstrip().startswith("{"):
         keys = parse_object(path, number, line).keys()
         if "positive_passages" in keys:
@@ -138,6 +139,7 @@ def _id_of(row: dict[str, Any], names: tuple[str, ...], place: str) -> str | Non
     value = next((row[name] for name in names if row.get(name) not in (None, "")), None)
     if value is None:
         return None
+    # numbers are common as ids; true is not one
     if not isinstance(value, str | int) or isinstance(value, bool):
         raise InputError(f"{place}: the id {quote(str(value))} is neither a text nor a whole number")
     text = str(value)

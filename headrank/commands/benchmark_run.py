@@ -122,6 +122,7 @@ def run(args: argparse.Namespace, find_benchmark: Resolver | None = None) -> int
         for phase in phases:
             _log.info("%s: %s", phase.name, phase.why_stale() or "done")
         return 0
+    # the runner's code 2 is a cell's bad input; for the matrix that is one failed cell among others
     code = Runner(phases, output, make_display(), jobs=args.jobs, lock=_lock(output, phases)).run(phases)
     folders = [output / cell.folder for group in mine for cell in group.cells]
     for line in summary([read_cell(folder) for folder in folders if (folder / METRICS).is_file()]):

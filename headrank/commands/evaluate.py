@@ -105,16 +105,21 @@ def _named_runs(args: argparse.Namespace) -> dict[str, Path]:
         raise InputError("--first-stage needs --collection DIR: the run is taken from there")
     for text in args.runs:
         name, equals, path = text.partition("=")
+        # a file may have = in its name
         if not equals or Path(text).exists():
             name, path = "", text
         file = Path(path) / "run.txt" if Path(path).is_dir() else Path(path)
         if not file.is_file():
             raise InputError(f"run {text!r}: no such file; give a TREC run, a directory with run.txt, or NAME=PATH")
         given.append((name or (file.parent.resolve().name if file.name == "run.txt" else file.stem), file))
+    swallowed = next((measure for measure in args.measures if Path(measure).exists()), None)
+    if not given and swallowed is not None:
+        raise InputError(f"--measures took {swallowed} for a measure; put the runs before --measures")
     if not given:
         raise InputError("no run to evaluate; name at least one, or give --first-stage")
     named: dict[str, Path] = {}
     for name, path in given:
+        # runs/a/run.txt and runs/b/run.txt are both called run; the folder's name tells them apart
         while name in named:
             name = f"{path.resolve().parent.name}/{name}" if f"{path.resolve().parent.name}/{name}" not in named else f"{name}'"
         named[name] = path
@@ -138,6 +143,7 @@ def _write_metrics(args: argparse.Namespace, paths: dict[str, Path], evaluations
 
     benchmark = args.benchmark or Path(args.collection or Path(args.qrels).parent).resolve().name
     written = {name: path for name, path in paths.items() if not (args.first_stage and name == "BM25")}
+    # the second metrics.json would replace the first without a word
     folders = [path.resolve().parent for path in written.values()]
     if len(set(folders)) != len(folders):
         raise InputError("--write-metrics: two runs share a directory, and metrics.json belongs to one; give each run its own directory")

@@ -1,9 +1,9 @@
 """Studies: everything from the data to the report, described by one file of configs/ and done in phases.
 
-headrank experiment run configs/demo.yaml                     do what is not done; started again it goes on where it stopped
+headrank experiment run configs/demo.yaml                     do what is not done; started again it goes on from there
 headrank experiment run configs/study.yaml --only heads train --jobs 2
 headrank experiment run configs/demo.yaml --set training.lr=3e-5 output=runs/other --dry-run
-headrank experiment show configs/demo.yaml                    what is done, what is stale and why, what comes next, with times
+headrank experiment show configs/demo.yaml                    what is done, what is stale and why, what is next, times
 headrank experiment show                                      the studies there are
 
 Ctrl-C lets trainings save a checkpoint; a second one ends them without. Every phase has its log in OUTPUT/logs. A phase asks only for the
@@ -88,6 +88,7 @@ def _run(planned: StudyPlan, args: argparse.Namespace) -> int:
         _print_commands(chosen)
         return 0
     _check_tensor_parallel(planned)
+    # all phases and not the chosen ones: the runner checks that what was left out is there
     runner = Runner(planned.phases, planned.plan.output, make_display(), jobs=args.jobs)
     code = runner.run(chosen, first=lambda: remember_choices(planned.plan))
     if code == 0:

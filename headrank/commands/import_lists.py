@@ -7,7 +7,8 @@ appears whole or not at all. Scores become --output/labels, for 'headrank pairs 
 
   headrank import-lists rlhn.jsonl --output rlhn --queries-per-part 20000 --max-negatives 15
   headrank pairs --collection rlhn/rlhn-0000 --collection rlhn/rlhn-0001 --output train
-  headrank import-lists qidpidtriples.train.tsv.gz --queries queries.train.tsv --passages collection.tsv --max-negatives 20 --output marco
+  headrank import-lists qidpidtriples.train.tsv.gz --queries queries.train.tsv --passages collection.tsv \\
+      --max-negatives 20 --output marco
 """
 
 from __future__ import annotations

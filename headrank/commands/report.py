@@ -1,9 +1,10 @@
 """Tables, figures and pages from results on disk.
 
-  headrank report --run DIR             did it get better, where, at what cost, which heads: report.html, report.md, report.json
+  headrank report --run DIR             did it get better, where, at what cost, which heads: report.html,
+                                        report.md, report.json
   headrank report --matrix DIR          the paper's tables (Markdown, LaTeX, CSV) and figures, ours beside the paper's
-  headrank report --training DIR        held-out measures of all training runs below DIR, before and after: a tuning, several seeds;
-                                        with --output also their learning curves
+  headrank report --training DIR        held-out measures of all training runs below DIR, before and after: a tuning,
+                                        several seeds; with --output also their learning curves
   headrank report --heads before.json after.json   head table, the paper's heads beside it, depth bands, head maps
 
 DIR holds cells: directories with metrics.json, as 'headrank benchmark run' and 'headrank evaluate --write-metrics' leave them, or an
@@ -150,6 +151,7 @@ def _report_matrix(args: argparse.Namespace) -> list[Path]:
         pool=args.pool,
     )
     _log.info("%d files below %s", len(written), output)
+    # the pages; the figures and tables are listed on them
     return written[-2:]
 
 
@@ -184,6 +186,7 @@ def _heads_beside(folder: Path) -> dict[str, HeadSet]:
     """
     from headrank.method.heads import HeadSet
 
+    # by length first: round-10 comes after round-9
     rounds = sorted(folder.glob("round-*/heads.json"), key=lambda path: (len(path.parent.name), path.parent.name))
     if rounds and (folder / "heads.json").is_file():
         names = ["before", *(f"after {path.parent.name}" for path in rounds[:-1]), "after"]

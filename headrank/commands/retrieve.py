@@ -5,7 +5,8 @@ else. The engine pyserini needs Java and takes --index: a local Lucene index or 
 and --collection-output then make a whole collection (queries, texts, judgements, run) out of Pyserini's own names.
 
   headrank retrieve --collection DIR --output run.bm25.txt
-  headrank retrieve --engine pyserini --index msmarco-v2-passage --topics dl21 --qrels-name dl21-passage --collection-output dl21
+  headrank retrieve --engine pyserini --index msmarco-v2-passage --topics dl21 --qrels-name dl21-passage \\
+      --collection-output dl21
 """
 
 from __future__ import annotations

@@ -107,6 +107,7 @@ def choose_query(first_stage: Run, others: Mapping[str, Run], qrels: Qrels | Non
     if not shared:
         raise InputError(f"--query {MOVED_MOST}: run {name!r} has no judged query in common with the first stage")
     before, after = (evaluate_run(run, qrels, ["nDCG@10"], query_ids=shared).values["nDCG@10"] for run in (first_stage, changed))
+    # ties go to the query that gained, then to the first id: the same query every time
     query_id = min(shared, key=lambda each: (-abs(after[each] - before[each]), before[each] - after[each], each))
     _log.info("query %s: nDCG@10 %.4f before, %.4f after", query_id, before[query_id], after[query_id])
     return query_id

@@ -41,6 +41,7 @@ def shown_value(name: str, value: str) -> str:
     """The value of a variable as it may be shown to strangers: secrets by name or by look are only said to be set."""
     if _SECRET_NAME.search(name):
         return "(set, not shown)" if value else "(empty)"
+    # a proxy's address may hold a password although its name is harmless
     return _SECRET_VALUE.sub("(not shown)", _USER_OF_URL.sub(r"\1(not shown)@", value))[:300]
 
 
@@ -49,6 +50,7 @@ def _check_cache(findings: Findings) -> None:
     from headrank.reranking.embedded_model import cache_directory
 
     cache = cache_directory()
+    # the cache is made on first use: what counts is the nearest folder above it that is there
     existing = next(folder for folder in (cache, *cache.absolute().parents) if folder.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         findings.problem(f"cache {cache}: {existing} cannot be written", "set HEADRANK_CACHE to a writable folder")

@@ -51,6 +51,7 @@ def _declared(findings: Findings) -> dict[str, list[Requirement]]:
     for line in distribution.requires or []:
         requirement = Requirement(line)
         for extra in extras:
+            # markers speak of Python versions too: what this interpreter does not need is not missing
             applies = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
             if applies and (not extra or "extra ==" in line):
                 requirements[extra].append(requirement)
@@ -116,6 +117,7 @@ def _check_traps(findings: Findings) -> None:
             "transformer-engine is installed without its torch part, and 'import megatron.core' will fail",
             "run pip install --no-build-isolation 'headrank[gpu]', or pip uninstall transformer-engine",
         )
+    # the package index has an unrelated "apex"; NVIDIA's brings the module amp_C
     apex = util.find_spec("apex")
     if apex is not None and not util.find_spec("amp_C"):
         findings.problem("the package 'apex' is not NVIDIA's apex", "run pip uninstall apex")

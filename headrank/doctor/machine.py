@@ -25,6 +25,7 @@ def look_at_machine(device: str | None = None, dtype: str | None = None) -> list
         return findings.found
     from headrank.placement import resolve_device
 
+    # these are decided by the reranker and not by torch
     is_plain = dtype in (None, "auto", "int8")
     try:
         chosen, number_format = resolve_device(device, None if is_plain else dtype)
@@ -55,6 +56,7 @@ def _look_at_cpu(findings: Findings, torch: Any, dtype: str | None) -> None:
     if wanted in ("bfloat16", "float16") and not instructions:
         findings.note(f"{wanted} is slower than float32 on this processor; leave --dtype out, or use int8")
     findings.ok(f"{threads} of {cores} cores as threads", threads=threads, cores=cores)
+    # a container's quota is smaller than the machine, and OMP_NUM_THREADS often comes from the machine
     if threads > cores:
         remedy = f"unset OMP_NUM_THREADS, or set it to {cores}"
         findings.problem(f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS')} is more threads than this process has cores", remedy)

@@ -94,6 +94,7 @@ def evaluate_run(
 
     parsed = {str(measure): measure for measure in map(parse_measure, measures)}
     judged = {query_id: dict(grades) for query_id, grades in qrels.items() if query_ids is None or query_id in query_ids}
+    # counted before restricting by results: with "zero" a run that returns nothing for hard queries gains nothing
     absent = judged.keys() - run.keys()
     counted = [query_id for query_id in judged if missing == "zero" or query_id not in absent]
     if not judged.keys() & run.keys():

@@ -48,6 +48,7 @@ def promotion(rows: Sequence[QueryScores], *, relevant_from: int = RELEVANT_FROM
             continue
         in_zone = middle_zone(row.ranks)
         for is_middle, new_rank, grade in zip(in_zone, row.new_ranks(), row.grades, strict=True):
+            # the zone is the retriever's, the quartile the new ranking's
             if is_middle:
                 offset = 0 if (grade or 0) >= relevant_from else 2
                 counts[offset] += 1

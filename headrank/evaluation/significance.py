@@ -49,6 +49,7 @@ def paired_t(first: Sequence[float], second: Sequence[float]) -> float:
     if not differences.any() or len(differences) < 2:
         return 1.0
     deviation = differences.std(ddof=1)
+    # the statistic would be infinite
     if deviation == 0:
         return 0.0
     from scipy.special import stdtr
@@ -89,6 +90,7 @@ def bootstrap_interval(values: Sequence[float], *, level: float = 0.95, resample
     generator = np.random.default_rng(seed)
     means = np.empty(resamples)
     for start in range(0, resamples, _CHUNK):
+        # the numbers drawn do not depend on the chunk: the generator gives the same stream in pieces
         chosen = generator.integers(0, len(sample), size=(min(_CHUNK, resamples - start), len(sample)))
         means[start : start + _CHUNK] = sample[chosen].mean(axis=1)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])

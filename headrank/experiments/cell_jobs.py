@@ -82,6 +82,7 @@ class CellGroup:
         paths.append(self.settings.only)
         if cell.model is not None:
             paths += shipped_readouts.files(cell.heads) or [cell.heads]
+            # a model that an earlier phase makes is read although it is not there yet: its state is looked at when its turn comes
             paths += [cell.model.path] if Path(cell.model.path).is_dir() or cell.model.is_made_here else []
         return tuple(Path(path) for path in paths if path)
 

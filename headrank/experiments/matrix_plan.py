@@ -111,6 +111,7 @@ def plan_cells(
                 for method in methods
                 if find_method(method).kind != "first-stage"
             ]
+    # two cells in one folder would overwrite each other and still look finished
     folders = [cell.folder for cell in cells]
     twice = sorted({str(folder) for folder in folders if folders.count(folder) > 1})
     if twice:
@@ -162,9 +163,11 @@ def parse_shard(text: str | None, environment: Mapping[str, str]) -> tuple[int, 
         if not found or int(found[1]) >= int(found[2]):
             raise InputError(f"`shard` {text!r}: write I/N with I from 0 to N-1")
         return int(found[1]), int(found[2])
+    # before SLURM's numbers: torchrun inside an array task divides the task's cells
     if int(environment.get("WORLD_SIZE", "1")) > 1:
         return int(environment["RANK"]), int(environment["WORLD_SIZE"])
     if "SLURM_ARRAY_TASK_COUNT" in environment:
+        # arrays may begin at any number: --array=3-10
         first, last = int(environment.get("SLURM_ARRAY_TASK_MIN", "0")), environment.get("SLURM_ARRAY_TASK_MAX")
         index, count = int(environment["SLURM_ARRAY_TASK_ID"]) - first, int(environment["SLURM_ARRAY_TASK_COUNT"])
         if index >= count or (last is not None and int(last) - first + 1 != count):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import RenderableType
+from rich.console import JustifyMethod, OverflowMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -20,8 +20,10 @@ def overview(planned: StudyPlan) -> list[RenderableType]:
     phases, output = planned.phases, planned.plan.output
     reasons = phase_states(phases)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for header, justify in (("", "left"), ("phase", "left"), ("took", "right"), ("", "left")):
-        table.add_column(header, justify=justify, overflow="fold" if header == "" else "ellipsis")  # type: ignore[arg-type]
+    columns: tuple[tuple[str, JustifyMethod], ...] = (("", "left"), ("phase", "left"), ("took", "right"), ("", "left"))
+    for header, justify in columns:
+        overflow: OverflowMethod = "fold" if header == "" else "ellipsis"
+        table.add_column(header, justify=justify, overflow=overflow)
     for phase in phases:
         reason, seconds = reasons[phase.name], phase.seconds_before()
         mark = Text("✓", style="green") if reason is None else Text("·", style="yellow")

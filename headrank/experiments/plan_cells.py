@@ -188,6 +188,7 @@ def useful_depths(collection: Path, depths: tuple[int, ...]) -> tuple[int, ...]:
         longest = max(map(len, read_run(plain_or_gzipped(collection, "run.bm25.txt")).values()), default=0)
     except InputError:
         return depths  # not there yet
+    # depth 40 of lists of 20 is depth 20 again under another name
     ordered = sorted(depths)
     return tuple(depth for place, depth in enumerate(ordered) if place == 0 or ordered[place - 1] < longest)
 
@@ -233,8 +234,9 @@ def _sources(plan: Plan, row: Row) -> list[tuple[str, int | None, Source]]:
         return list(_step_sources(plan, runs))
     found = {places.name: _source(plan, row, places) for places in runs}
     if not plan.loaded.study.seeds:
+        # a row that reads nothing of a run would otherwise be measured once per run, with equal numbers
         is_one = len(set(found.values())) == 1
-        return [("" if is_one else name, None, source) for name, source in (list(found.items())[:1] if is_one else found.items())]
+        return [("", None, next(iter(found.values())))] if is_one else [(name, None, source) for name, source in found.items()]
     names = {name: plan.loaded.names[name] for name in found}
     has_several = len({run for run, _ in names.values()}) > 1
     if row.model == "base" and row.heads != "after":  # the same for every seed

@@ -56,6 +56,7 @@ def heads_path(plan: Plan, run: str, recipe: Recipe, method: str) -> Path:
     """The file of one selection method: heads.json alone, heads.METHOD.json beside others."""
     assert recipe.heads is not None
     _, folder = plan.shared("heads", run, _same_heads(recipe, plan.base))
+    # names stay what they were before several methods could be selected at once: files and studies refer to heads.json
     is_alone = len([other for other in recipe.heads.methods if other != "niah"]) == 1 and method != "niah"
     return folder / ("heads.json" if is_alone else f"heads.{method}.json")
 

@@ -141,6 +141,7 @@ def training_flags(training: Training, heads: Path | None, base: str) -> list[st
     words += ["--headrank-document-layout", training.layout] if training.layout is not None else []
     words += ["--headrank-all-heads"] if training.all_heads else []
     flags = {"log-interval": 1, **training.flags}
+    # false is no flag at all: argparse switches have no off position
     for name, value in flags.items():
         words += [f"--{name}"] if value is True else [] if value is False else [f"--{name}", str(value)]
     return words
@@ -190,6 +191,7 @@ def _plan_final(plan: Plan, places: RunPlaces, base: str) -> RunPlaces:
     recipe, run = places.recipe, places.name
     assert recipe.export is not None and places.trained is not None and places.train_folder is not None
     output, name = plan.output / run / "model", "model" + (f"/{run}" if run else "")
+    # upper layers of a truncated checkpoint come from what the last round started from, not from the first model
     origin = recipe.model if recipe.rounds == 1 else str(plan.output / run / f"round-{recipe.rounds - 1}" / "hf")
     checkpoint = places.train_folder / ("best" if recipe.data.held_out_queries is not None else "")
     source = ["--checkpoint", str(checkpoint), "--truncate"] if recipe.export.truncate else ["--exported", base]

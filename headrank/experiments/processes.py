@@ -126,6 +126,7 @@ def log_path(output: Path, phase: Phase) -> Path:
 def only_runner(path: Path) -> Iterator[int]:
     """Hold a lock file and yield its descriptor; work that somebody else is doing is an InputError."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # the lock is on the open file and not on its being there: a killed runner leaves the file and no lock
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:

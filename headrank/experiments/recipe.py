@@ -234,6 +234,7 @@ class Training(Settings):
         from megatron_patches.training.arguments import build_parser
 
         known = [option.removeprefix("--") for action in build_parser()._actions for option in action.option_strings]
+        # a flag given twice, typed and raw, would be decided by argparse's order
         typed = {
             "headrank-" + name.replace("_", "-") for name in ("all_heads", "epochs", "epoch_unit", "pairs_per_context", "permutations")
         }
@@ -294,6 +295,7 @@ class Recipe(Settings):
     def _nothing_without_data(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("data") is None:
             given = {name: value for name, value in values.items() if name != "data"}
+            # null and not missing: the defaults of these are "do it"
             return dict.fromkeys(("heads", "training", "reselect", "export")) | given
         return values
 

@@ -92,6 +92,7 @@ def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[Place, str]]:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         origins: dict[Place, str] = {}
         _remember_lines(node, (), origins, path)
+        # parsed twice: the nodes know lines, the loader knows types
         values = yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
@@ -136,6 +137,7 @@ def _apply(change: str, values: dict[str, Any], origins: dict[Place, str]) -> No
         if not isinstance(inside, dict):
             raise InputError(f"--set {change!r}: '{'.'.join(parts[:number])}' is a value and has no settings of its own")
     inside[parts[-1]] = value
+    # the file's lines inside the replaced value would be blamed for mistakes of the flag
     for place in [place for place in origins if place[: len(parts)] == tuple(parts)]:
         del origins[place]
     origins[tuple(parts)] = f"--set {change}"
@@ -173,6 +175,7 @@ def _validated(model: type[Checked], values: Mapping[str, Any], prefix: Place, o
 
 def _message(model: type[BaseModel], error: ValidationError, prefix: Place, origins: Mapping[Place, str], path: Path) -> str:
     """The first mistake as one line. A run's settings are looked for among its own first, then in the recipe."""
+    # pydantic reports all mistakes; a person mends one at a time
     problems = error.errors(include_url=False)  # a misspelt name also makes the right one missing: say the cause
     problem = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
     place: Place = tuple(problem["loc"]) + ((problem["ctx"]["key"],) if "key" in problem.get("ctx", {}) else ())

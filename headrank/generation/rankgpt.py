@@ -115,6 +115,7 @@ class SuccessRates:
 
     def add(self, answers: Sequence[ParsedAnswer]) -> None:
         """Count the windows of one query; a query without windows has no format to keep and is not counted."""
+        # a list of one passage has no window: counted as a success it would raise the rate
         if not answers:
             return
         self.queries += 1
@@ -206,6 +207,7 @@ class RankGPT:
             messages, is_cut = self._fitting_messages(state.query, passages)
             state.is_shortened |= is_cut
             prompts.append(messages)
+        # one limit on new tokens for the whole batch: the longest window needs the most identifiers
         longest = max(end - start for _, (start, end) in pending)
         answers = self.generator.generate(prompts, num_identifiers=longest)
         for (state, (start, end)), answer in zip(pending, answers, strict=True):
@@ -214,6 +216,7 @@ class RankGPT:
     def _apply(self, state: _ListState, start: int, end: int, answer: Answer) -> None:
         parsed = parse_ranking(answer.text, end - start)
         _log.debug("rankgpt: query %r ranks %d-%d: %d recovered: %r", state.query, start + 1, end, parsed.num_recovered, answer.text)
+        # only the window moves; what it read keeps the places of the window
         state.order[start:end] = [state.order[start + position] for position in parsed.order]
         state.answers.append(parsed)
         state.num_tokens += answer.num_tokens
@@ -228,6 +231,7 @@ class RankGPT:
         limit = max(len(self.prompt.document_text(title, text).split(" ")) for title, text in passages)
         if self.generator.fits(build(limit), len(passages)):
             return build(limit), False
+        # every passage loses the same words: cutting the last ones alone would decide their ranks
         low, high = 0, limit  # low fits (or is 0), high does not
         while high - low > 1:
             middle = (low + high) // 2
@@ -242,6 +246,7 @@ class RankGPT:
     def _finish(self, state: _ListState) -> GeneratedScores:
         self._success.add(state.answers)
         scores = np.empty(len(state.order), np.float32)
+        # ranks as scores: a generated order has no others
         scores[state.order] = np.arange(len(state.order), 0, -1, dtype=np.float32)
         return GeneratedScores(scores, state.num_tokens, state.is_shortened, state.positions, tuple(state.answers))
 

@@ -35,6 +35,7 @@ def group_cells(cells: Sequence[Cell], own_depths: Mapping[str, int] | None = No
         mine = [cell for cell in rerankers if cell.condition[1] == order]
         own = [] if own_depths is None else _at_own_depth(mine, own_depths)
         suffix = "" if order == "retriever" else f", {order}"
+        # where all benchmarks share a depth this group would be a copy of that depth's
         is_mixed = len({cell.condition[0] for cell in own}) > 1
         if is_mixed:
             groups.append(_group(f"each benchmark's own depth{suffix}", "own_depths", order, own, cells))
@@ -65,8 +66,10 @@ def _group(name: str, key: str, order: str, rerankers: Sequence[Cell], cells: Se
     for cell in cells:
         if method_kind(cell.method) == "first-stage" and cell.benchmark in depths:
             row = (cell.benchmark, cell.method)
+            # a first stage is the same run at every depth; that of the rerankers' depth has their scores.jsonl
             if row not in first or cell.condition[0] == depths[cell.benchmark] != first[row].condition[0]:
                 first[row] = cell
+    # by identity: cells of two seeds may be equal in all that they hold
     chosen = {id(cell) for cell in (*rerankers, *first.values())}
     return CellGroup(
         name,
@@ -89,6 +92,7 @@ def select_cells(cells: Sequence[Cell], methods: Sequence[str] = (), benchmarks:
         ("benchmark", benchmarks, sorted({cell.benchmark for cell in cells})),
     ):
         for pattern in patterns:
+            # a pattern that matches nothing would give an empty table, which looks like results that are missing
             if not any(fnmatchcase(name, pattern) for name in known):
                 raise InputError(f"{kind} {pattern!r} is not among the results: {', '.join(known)}")
     return chosen

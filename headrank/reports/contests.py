@@ -70,6 +70,7 @@ def compare_methods(cells: Sequence[Cell], measure: str, challenger: str | None 
     chosen = choose_challenger(labelled, challenger)
     evaluations = {label: Evaluation({measure: cell.per_query(measure)}, 0, 0, 0) for label, cell in labelled.items()}
     reversed_pairs = compare(evaluations, settings, chosen)
+    # compare() tests everything against one baseline; here the one row is the challenger of everything
     turned = [swap_sides(pairing) for pairing in reversed_pairs.pairings]
     comparison = Comparison(reversed_pairs.evaluations, reversed_pairs.intervals, tuple(turned), reversed_pairs.settings)
     return Contest(ordered[0].benchmark, measure, labelled, chosen, comparison)

@@ -55,4 +55,5 @@ class Grid:
 
     def groups(self) -> list[tuple[str, list[GridRow]]]:
         """Consecutive rows of the same group."""
+        # neighbours only: rows of one group that do not stand together are two groups
         return [(name, list(rows)) for name, rows in groupby(self.lines, key=lambda row: row.group)]

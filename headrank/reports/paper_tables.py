@@ -112,6 +112,7 @@ def _over_seeds(cells: Sequence[Cell], measure: str) -> Value:
     """Mean and deviation of one row's cells on one benchmark; cells that are not different seeds are refused, not averaged."""
     for one, other in combinations(cells, 2):
         seeds = one.metrics.get("seed"), other.metrics.get("seed")
+        # two runs of one seed averaged would look like a smaller deviation
         if None in seeds or seeds[0] == seeds[1]:
             row = f"{one.model} {method_name(one.method)}".strip()
             raise InputError(
@@ -123,6 +124,7 @@ def _over_seeds(cells: Sequence[Cell], measure: str) -> Value:
 
 def _paper_rows(spec: TableSpec, our_depths: set[int]) -> list[Row]:
     """The published rows; they name their depth where it is not ours (a table without any of our depths is of one known depth)."""
+    # published numbers at another depth beside ours would be read as a comparison
     at = "" if not spec.depths or set(spec.depths) == our_depths else "top " + " and ".join(map(str, spec.depths))
     values: dict[tuple[str, str], dict[tuple[str, str], Value]] = {}
     for entry in spec.published:

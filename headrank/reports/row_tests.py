@@ -32,6 +32,7 @@ def pool_seeds(cells: Sequence[Cell], measure: str) -> dict[RowKey, dict[str, fl
 
 def opponents(rows: Mapping[RowKey, Mapping[str, float]]) -> list[RowKey]:
     """Whom every row is tested against: the first stage, the best attention method of others, HeadRank's own heads untrained."""
+    # one of them: a test against each would make Holm's correction stricter for all rows
     first = [row for row in rows if method_kind(row[1]) == "first-stage"][:1]
     others = [row for row in rows if method_kind(row[1]) == "attention" and not row[1].startswith("headrank")]
     best = [max(others, key=lambda row: (len(rows[row]), mean(rows[row].values())))] if others else []  # few easy queries are no best row
@@ -89,6 +90,7 @@ def _grid(
     evaluations = {row: Evaluation({measure: dict(values)}, 0, 0, 0) for row, values in rows.items()}
     columns = []
     for opponent in against:
+        # a row without a common query has no difference; compare() would refuse all of them
         sharing = {_name(row): evaluations[row] for row in rows if rows[row].keys() & rows[opponent].keys()}
         columns.append(compare(sharing, settings, _name(opponent)))
     caption = (

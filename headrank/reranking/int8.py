@@ -68,6 +68,7 @@ def quantise(decoder: Decoder) -> Decoder:
         attention.integer_write = Int8Projections([attention.o_proj])
         unit.integer_read = Int8Projections([unit.gate_proj, unit.up_proj])
         unit.integer_write = Int8Projections([unit.down_proj])
-        del attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, unit.gate_proj, unit.up_proj, unit.down_proj
+        del attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
+        del unit.gate_proj, unit.up_proj, unit.down_proj
     decoder.is_int8 = True
     return decoder

@@ -205,7 +205,8 @@ CONTRAST = """(() => {
     const a = top.length > 3 ? top[3] : 1;
     return [0, 1, 2].map((i) => a * top[i] + (1 - a) * under[i]);
   };
-  const light = (c) => { const [r, g, b] = c.map((v) => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
+  const light = (c) => { const [r, g, b] = c.map((v) => v / 255)
+    .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
   const word = [...document.querySelectorAll('.passage i')].find((e) => e.textContent === 'sea');
   const row = parse(getComputedStyle(word.closest('tr')).backgroundColor);

@@ -116,3 +116,19 @@ def test_a_librarys_parameter_is_a_flag_at_the_command_line_and_a_name_in_python
     parser = build_verb_parser("benchmark")
     assert parser.in_flags("give `from` and `batch_size`") == "give --from and --batch-size", "also the flags of an action"
     assert parser.in_flags("query 'what does `ls` do'") == "query 'what does `ls` do'"
+
+
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [
+        (["rank"], "did you mean rerank?"),
+        (["rerank", "--output", "x", "--deppth", "5"], "did you mean --depth?"),
+        (["rerank", "--output", "x", "--order", "reverse"], "did you mean reversed?"),
+        (["benchmark", "prepair", "dl19"], "did you mean prepare?"),
+    ],
+)
+def test_a_misspelt_verb_flag_or_choice_gets_the_nearest_name(words: list[str], near: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2 and near in said and said.count("\n") == 1

@@ -175,3 +175,8 @@ def test_equal_names_are_told_apart_by_their_folders(collection: Path, tmp_path:
 def test_dl19_bm25_prints_the_papers_number(shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", "--collection", str(shared_data / "dl19"), "--first-stage", "--resamples", "200"]) == 0
     assert "BM25  50.58 [" in capsys.readouterr().out
+
+
+def test_a_run_that_measures_swallowed_is_told(collection: Path, ours: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", "--collection", str(collection), "--measures", "RR", str(ours)]) == 2
+    assert f"--measures took {ours} for a measure; put the runs before" in capsys.readouterr().err
