@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 if __name__ == "__main__":
-    for name in ("rerank_speed", "store_speed", "training_cost"):
+    for name in ("rerank_speed", "start_up", "late_speed", "store_speed", "training_cost"):
         print(f"== benchmarks.{name}", flush=True)
         code = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *sys.argv[1:]], check=False).returncode
         if code:

@@ -7,9 +7,8 @@ page cache), one process per number of threads:
   fp32, bf16    a store in that format, the query's forward in float32 and in the fastest float format of this processor
   int8          an int8 store, the query's forward as for bf16
   int8-int8     an int8 store, the query's forward in int8 (`--dtype int8`)
-  floor         the parts of int8 measured bare: a plain forward of the query's tokens through the same layers and one
-                integer product of the stored keys, side by side in memory, with the query's vectors
-  floor-int8    the same with the forward of int8-int8
+  floor-...     the parts of each measured bare: a plain forward of the query's tokens through the same layers in the
+                same format, and one product of the stored keys, side by side in memory, with the query's vectors
   minilm        ms-marco-MiniLM-L-12-v2 (ONNX, int8) on the same pairs; needs a folder with model.onnx and
                 tokenizer.json, given by --minilm or HEADRANK_MINILM
 
@@ -48,6 +47,12 @@ from headrank.reranking.shipped_readouts import model_to_read
 MODEL, HEADS = "embedded", "fast"
 SIZES = (20, 40, 100)
 GOALS = {"without / int8": (60, 90, 150), "minilm / int8": (8, 12, 20)}
+OVER_A_STORE = {
+    "fp32": ("fp32", "float32"),
+    "bf16": ("bf16", "auto"),
+    "int8": ("int8", "auto"),
+    "int8-int8": ("int8", "int8"),
+}
 Work = Callable[[list[str]], object]
 
 
@@ -72,16 +77,10 @@ class Contenders:
         self.documents = documents
         without = HeadRankReranker.from_pretrained(MODEL, HEADS, dtype="float32", key_cache_bytes=0)
         self.ways: dict[str, Work] = {"without": lambda some: without.rank(QUERY, some)}
-        for name, store, dtype in (
-            ("fp32", "fp32", "float32"),
-            ("bf16", "bf16", "auto"),
-            ("int8", "int8", "auto"),
-            ("int8-int8", "int8", "int8"),
-        ):
+        for name, (store, dtype) in OVER_A_STORE.items():
             reranker = HeadRankReranker.from_pretrained(MODEL, HEADS, dtype=dtype, store=stores / store)
             self.ways[name] = lambda some, reranker=reranker: reranker.rank(QUERY, some)  # type: ignore[misc]
-        self.ways["floor"] = _floor(heads, stores / "int8", documents, "auto")
-        self.ways["floor-int8"] = _floor(heads, stores / "int8", documents, "int8")
+            self.ways[f"floor-{name}"] = _floor(heads, stores / store, documents, dtype)
         if minilm is not None:
             self.ways["minilm"] = _cross_encoder(minilm)
 
@@ -95,11 +94,12 @@ class Contenders:
             found[str(size)] = {name: [] for name in self.ways}
             for _ in range(rounds):
                 for name, work in self.ways.items():
-                    found[str(size)][name].append(_seconds(work, some, 1 if name in ("without", "minilm") else 5))
+                    found[str(size)][name].append(seconds(work, some, 1 if name in ("without", "minilm") else 5))
         return found
 
 
-def _seconds(work: Work, some: list[str], repeats: int) -> list[float]:
+def seconds(work: Work, some: list[str], repeats: int) -> list[float]:
+    """CPU and wall seconds of one call, the mean of several."""
     wall, cpu = time.perf_counter(), time.process_time()
     for _ in range(repeats):
         work(some)
@@ -114,25 +114,31 @@ def _floor(heads: HeadSet, store: Path, documents: list[str], dtype: str) -> Wor
     vectors = late.query_vectors(late.encoder.encode_query(QUERY)).vectors_UKRD[0]
     products: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     entries = source.store.find([passage_digest(("", text)) for text in documents])
+    numbers = {"int8": torch.int8, "bf16": torch.bfloat16, "fp32": torch.float32}[source.store.header.dtype]
+    multiply = torch._int_mm if numbers == torch.int8 else torch.mm
     for size in SIZES:
-        keys = [torch.from_numpy(entry.keys_ATD.copy()) for entry in entries[:size]]
-        keys_ATD = torch.cat(keys, dim=1)
+        keys = [
+            torch.from_numpy(entry.keys_ATD.view("i2" if numbers == torch.bfloat16 else entry.keys_ATD.dtype).copy())
+            for entry in entries[:size]
+        ]
+        keys_ATD = torch.cat(keys, dim=1).view(numbers)
         of_pairs = [[head for head, pair in enumerate(late.pair_of_head) if pair == number] for number in range(len(late.pairs))]
         products[size] = [
-            (keys_ATD[pair], vectors[some].flatten(0, 1).T.mul(10).to(torch.int8).contiguous()) for pair, some in enumerate(of_pairs)
+            (keys_ATD[pair], vectors[some].flatten(0, 1).T.mul(10).to(numbers).contiguous()) for pair, some in enumerate(of_pairs)
         ]
-    reranker.reader.model.attend = _plain_attention
+    reranker.reader.model.attend = plain_attention
 
     @torch.inference_mode()
     def work(some: list[str]) -> None:
         reranker.reader.model(input_ids=ids, position_ids=positions)
         for keys_TD, query_DX in products[len(some)]:
-            torch._int_mm(keys_TD, query_DX)
+            multiply(keys_TD, query_DX)
 
     return work
 
 
-def _plain_attention(module: object, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object, **__: object) -> Any:
+def plain_attention(module: object, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object, **__: object) -> Any:
+    """Causal attention and nothing read, in place of a decoder's own."""
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True).transpose(1, 2), None
 
 
@@ -174,13 +180,12 @@ def show(results: dict[str, Any]) -> None:
         print(f"{size:>4} passages, CPU ms per query: " + ", ".join(f"{name} {value:,.1f}" for name, value in medians.items()))
         place = SIZES.index(int(size))
         parts = []
-        for name in ("int8", "int8-int8"):
-            floor = "floor" if name == "int8" else "floor-int8"
-            for other in ("without", "minilm"):
+        for name in OVER_A_STORE:
+            for other in ("without", "minilm") if name.startswith("int8") else ():
                 if other in times:
                     goal = GOALS[f"{other} / int8"][place]
                     parts.append(f"{other} / {name} {ratio(times, other, name):.1f} (goal {goal})")
-            parts.append(f"{name} / {floor} {ratio(times, name, floor):.2f} (goal 2)")
+            parts.append(f"{name} / its floor {ratio(times, name, f'floor-{name}'):.2f} (goal 2)")
         print("     " + ", ".join(parts))
     for size, seconds in results["cold"].items():
         print(f"{size:>4} passages, wall ms from a cold disk: " + ", ".join(f"{name} {1e3 * value:.1f}" for name, value in seconds.items()))
@@ -195,7 +200,10 @@ def main(argv: list[str] | None = None) -> int:
     """Print times and ratios for each number of threads; --json FILE keeps them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--minilm", metavar="DIR", default=os.environ.get("HEADRANK_MINILM"), help="an ONNX cross-encoder (default: HEADRANK_MINILM)"
+        "--minilm",
+        metavar="DIR",
+        default=os.environ.get("HEADRANK_MINILM"),
+        help="an ONNX cross-encoder (default: HEADRANK_MINILM)",
     )
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
@@ -205,7 +213,10 @@ def main(argv: list[str] | None = None) -> int:
     if args.stores:
         torch.set_num_threads(args.threads[0])
         documents = json.loads((args.stores / "documents.json").read_text())
-        results = {"cold": cold(args.stores, documents), "times": Contenders(args.stores, documents, args.minilm).times(args.rounds, SIZES)}
+        results = {
+            "cold": cold(args.stores, documents),
+            "times": Contenders(args.stores, documents, args.minilm).times(args.rounds, SIZES),
+        }
         Path(args.json).write_text(json.dumps(results))
         return 0
     with tempfile.TemporaryDirectory(prefix="store-speed-") as name:
@@ -214,7 +225,13 @@ def main(argv: list[str] | None = None) -> int:
         everything = {}
         for threads in args.threads:
             command = [sys.executable, "-m", "benchmarks.store_speed", "--stores", name, "--threads", str(threads)]
-            command += ["--rounds", str(args.rounds), "--json", f"{name}/out.json", *(["--minilm", args.minilm] if args.minilm else [])]
+            command += [
+                "--rounds",
+                str(args.rounds),
+                "--json",
+                f"{name}/out.json",
+                *(["--minilm", args.minilm] if args.minilm else []),
+            ]
             subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": str(threads)})
             everything[str(threads)] = json.loads((folder / "out.json").read_text())
             print(f"threads {threads}")

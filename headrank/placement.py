@@ -15,6 +15,8 @@ from headrank.errors import InputError
 
 _log = logging.getLogger(__name__)
 _PROBE_SECONDS = 10
+_HALF_PRECISION = (8, 0)  # compute capability from which on a GPU has bfloat16 and torch's flash kernel
+ATTENTION, ATTENTION_VARIABLE = ("auto", "flash", "efficient", "cudnn", "math"), "HEADRANK_ATTENTION"
 
 
 def resolve_device(device: str | torch.device | None, dtype: str | torch.dtype | None) -> tuple[torch.device, torch.dtype]:
@@ -37,6 +39,40 @@ def resolve_device(device: str | torch.device | None, dtype: str | torch.dtype |
     if dtype is not None and not (isinstance(named, torch.dtype) and named.is_floating_point):
         raise InputError(f"`dtype` {dtype!r} is not a number format; give auto, float32, bfloat16, float16 or int8")
     return chosen, named or (torch.float32 if chosen.type == "cpu" else torch.bfloat16)
+
+
+def fastest_float(device: torch.device, default: torch.dtype, *, is_large: bool = True) -> tuple[torch.dtype, str]:
+    """The float format that this device is fastest in, and why, in words; a model that is not large stays in ``default`` on a CPU."""
+    if device.type == "cpu":
+        instructions = fast_bfloat16() if is_large else None
+        return (torch.bfloat16, instructions) if instructions else (default, "")
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _HALF_PRECISION:
+        return torch.float32, "this GPU has no bfloat16"
+    return default, ""
+
+
+def describe(device: torch.device, numbers: str, reason: str = "", dtype: torch.dtype = torch.float32) -> str:
+    """One line for the log: number format and why, device, and its threads or its attention kernel. Sets both."""
+    how = {"cpu": lambda: f", {use_available_cores()} threads", "cuda": lambda: f", {choose_attention(device, dtype)} attention"}
+    return f"{numbers} on {device}{f' ({reason})' if reason else ''}{how.get(device.type, str)()}"
+
+
+def choose_attention(device: torch.device, dtype: torch.dtype) -> str:
+    """Which of torch's kernels attends without a mask on a CUDA device: flash where the GPU and the number format have it, else the
+    memory-efficient one, which always takes masks. HEADRANK_ATTENTION names another, for the whole process.
+    """
+    asked = os.environ.get(ATTENTION_VARIABLE, "auto")
+    if asked not in ATTENTION:
+        raise InputError(f"{ATTENTION_VARIABLE} {asked!r} in the environment is no attention kernel; give {', '.join(ATTENTION)}")
+    has_flash = dtype in (torch.bfloat16, torch.float16) and torch.cuda.get_device_capability(device) >= _HALF_PRECISION
+    if asked == "auto":  # torch takes the same by itself, and other models of this process keep what they were given
+        return "flash" if has_flash else "efficient"
+    if asked == "flash" and not has_flash:
+        raise InputError(f"{ATTENTION_VARIABLE} flash: needs bfloat16 or float16 and compute capability 8; give efficient or auto")
+    torch.backends.cuda.enable_flash_sdp(asked == "flash")
+    torch.backends.cuda.enable_cudnn_sdp(asked == "cudnn")
+    torch.backends.cuda.enable_mem_efficient_sdp(asked != "math")
+    return asked
 
 
 @functools.cache
@@ -77,6 +113,12 @@ def available_cores() -> int:
         return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
     except (OSError, ValueError):
         return cores
+
+
+def use_threads(count: int) -> None:
+    """What --threads says, before or after torch was imported; it wins over everything else."""
+    os.environ["OMP_NUM_THREADS"] = str(count)
+    torch.set_num_threads(count)
 
 
 def use_available_cores() -> int:

@@ -113,7 +113,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.getLogger("megatron").setLevel("WARNING")
         module = _module_of(chosen.verb)
         with _cleaning_up_when_terminated():
-            return int(module.run(build_verb_parser(chosen.verb).parse_args(arguments[1:])) or 0)
+            args = build_verb_parser(chosen.verb).parse_args(arguments[1:])
+            if getattr(args, "cpu_threads", None):
+                from headrank.placement import use_threads
+
+                use_threads(args.cpu_threads)
+            return int(module.run(args) or 0)
     except InputError as error:
         print(f"headrank {chosen.verb}: {build_verb_parser(chosen.verb).in_flags(str(error))}", file=sys.stderr)
         return 2

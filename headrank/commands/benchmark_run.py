@@ -81,7 +81,7 @@ def _add_running_arguments(how: argparse._ArgumentGroup) -> None:
     how.add_argument("--dry-run", action="store_true", help="list the cells and what is done, then stop")
     how.add_argument("--device", help="cpu, cuda, cuda:1")
     how.add_argument("--batch-size", type=options.positive_int, metavar="B", help="queries per forward (default 1; late readouts 32)")
-    how.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="type of the weights")
+    how.add_argument("--dtype", choices=options.DTYPES, help="type of the weights (default: auto for late heads)")
     how.add_argument("--query-rows", choices=QUERY_ROWS, help="rows of I_q (default: those of the heads' prompt)")
     how.add_argument(
         "--prompt",

@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--model", metavar="M", default="embedded", help="'embedded' (default), a Hugging Face directory or hub name")
     group.add_argument("--heads", metavar="FILE", help="heads.json with a readout of the late layout (default: the model's headrank.json)")
     group.add_argument("--device", help="cpu, cuda, cuda:1, mps (default: cuda where there is one)")
+    options.add_threads_argument(group)
     group.add_argument("--compute-dtype", choices=options.DTYPES, help="of the model's forward (default: auto; float32 for an fp32 store)")
     group.add_argument("--batch-tokens", type=options.positive_int, metavar="N", help="tokens of a batch (default: 192 on a CPU, 16384)")
     group = parser.add_argument_group("looking after a store")
@@ -68,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
     if args.info + args.verify + args.prune > 1:
         raise InputError("--info, --verify and --prune are three jobs; give one of them")
     folder = Path(args.store)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--store {folder}: is a file; a store is a folder")
     if args.info:
         return _info(folder)
     if args.verify:

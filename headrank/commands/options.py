@@ -38,7 +38,7 @@ def open_collection(args: argparse.Namespace) -> Collection:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """--model, --device, --dtype."""
+    """--model, --device, --dtype, --threads."""
     group = parser.add_argument_group("model")
     group.add_argument("--model", metavar="M", default="embedded", help="'embedded' (default), a Hugging Face directory or hub name")
     group.add_argument("--device", default=None, help="cpu, cuda, cuda:1, mps (default: cuda where there is one)")
@@ -46,6 +46,18 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         choices=DTYPES,
         help="auto: the fastest here; int8: integer weights (CPU only). Default: auto for late heads, else float32 on CPU, bfloat16 on GPU",
+    )
+    add_threads_argument(group)
+
+
+def add_threads_argument(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """--threads; ``headrank.commands.main`` sets them before the verb runs."""
+    parser.add_argument(
+        "--threads",
+        dest="cpu_threads",
+        type=positive_int,
+        metavar="N",
+        help="of a CPU (default: OMP_NUM_THREADS, else the cores this process may use)",
     )
 
 

@@ -41,6 +41,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--random-pairs", action="store_true", help="the ablation: as many pairs, drawn from all with different grades")
     group.add_argument("--seed", type=int, default=0, help="seed of everything drawn at random (default 0)")
+    group.add_argument("--compare-paper", action="store_true", help="say how far the counts are from the paper's training set")
+    _add_list_arguments(parser.add_argument_group("lists"))
+    shown = parser.add_argument_group("showing a sample")
+    shown.add_argument("--show", type=int, metavar="N", help="print context N (from 0) of --output instead of building anything")
+    shown.add_argument("--model", metavar="M", default="embedded", help="with --show: whose tokenizer counts the tokens")
+    shown.add_argument("--words", type=positive_int, default=40, metavar="N", help="with --show: words shown of each document (default 40)")
+    add_prompt_arguments(parser)
+
+
+def _add_list_arguments(group: argparse._ArgumentGroup) -> None:
+    """What the lists of a query are: all its candidates, sub-lists, shortened passages."""
     group.add_argument(
         "--sublists", type=int, default=0, metavar="N", help="N random sub-lists of each query's candidates instead of the whole list"
     )
@@ -59,13 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="cut the passages of each list to one of these numbers of words, drawn per query (default: whole passages, of which training "
         "keeps the prompt's --max-words): shorter ones train faster, mixed ones keep scores right at any length",
     )
-    group.add_argument("--compare-paper", action="store_true", help="say how far the counts are from the paper's training set")
     group.add_argument("--keep-full-list", action="store_true", help="with --sublists: the whole list as well")
-    shown = parser.add_argument_group("showing a sample")
-    shown.add_argument("--show", type=int, metavar="N", help="print context N (from 0) of --output instead of building anything")
-    shown.add_argument("--model", metavar="M", default="embedded", help="with --show: whose tokenizer counts the tokens")
-    shown.add_argument("--words", type=positive_int, default=40, metavar="N", help="with --show: words shown of each document (default 40)")
-    add_prompt_arguments(parser)
 
 
 def _size_range(text: str) -> tuple[int, int]:

@@ -23,12 +23,14 @@ def look_at_machine(device: str | None = None, dtype: str | None = None) -> list
             f"torch cannot be imported ({str(error).splitlines()[0]})", "install torch again, first and alone: pip install torch"
         )
         return findings.found
-    from headrank.placement import resolve_device
+    from headrank.placement import choose_attention, fastest_float, resolve_device
 
     # these are decided by the reranker and not by torch
     is_plain = dtype in (None, "auto", "int8")
     try:
         chosen, number_format = resolve_device(device, None if is_plain else dtype)
+        if is_plain and chosen.type == "cuda":
+            number_format, _ = fastest_float(chosen, number_format)
     except InputError as error:
         findings.problem(*split_error(str(error)))
         return findings.found
@@ -40,6 +42,10 @@ def look_at_machine(device: str | None = None, dtype: str | None = None) -> list
         findings.ok(f"dtype {str(number_format).removeprefix('torch.')}", dtype=str(number_format).removeprefix("torch."))
     if chosen.type == "cuda":
         _look_at_gpu(findings, torch, chosen)
+        try:
+            findings.ok(f"attention: torch's {choose_attention(chosen, number_format)} kernel, HEADRANK_ATTENTION names another")
+        except InputError as error:
+            findings.problem(*split_error(str(error)))
     return findings.found
 
 
@@ -72,7 +78,7 @@ def _look_at_gpu(findings: Findings, torch: Any, device: torch.device) -> None:
     major, minor = torch.cuda.get_device_capability(device)
     findings.ok(f"{free:.1f} of {total:.1f} GiB free, compute capability {major}.{minor}", free_gib=round(free, 1))
     if major < 8:
-        findings.note("this GPU computes bfloat16 in software; --dtype float16 or float32 may be faster")
+        findings.note("this GPU has no bfloat16: the default is float32; --dtype float16 is faster where the model's numbers fit it")
     if shutil.which("cc") or shutil.which("gcc") or os.environ.get("CC"):
         findings.ok("kernels: SDPA, and FlexAttention for the parallel layout")
     else:

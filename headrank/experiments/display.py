@@ -101,7 +101,7 @@ class LiveDisplay(PlainDisplay):
     def begin(self, phases: Sequence[Phase], states: dict[str, str]) -> None:
         """Show the list."""
         self.phases, self.states = phases, states
-        self.expected = {phase.name: phase.seconds_before() for phase in phases}
+        self.expected = {phase.name: phase.seconds_expected() for phase in phases}
         self.live.start()
 
     def started(self, running: RunningPhase, reason: str) -> None:

@@ -51,7 +51,7 @@ def _summary(phases: Sequence[Phase], reasons: dict[str, str | None], output: Pa
         text += f"; process {holder} is at work"
     if left:
         text += f"; next: {left[0].name}"
-        seconds = [phase.seconds_before() for phase in left]
+        seconds = [phase.seconds_expected() for phase in left]
         if all(seconds):
             text += f"; what is left took {duration(sum(value or 0 for value in seconds))} the last time"
     return text

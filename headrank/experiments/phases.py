@@ -70,6 +70,12 @@ class Phase:
         stamps = [stamp for artifact in self.artifacts if (stamp := artifact.stamp) is not None]
         return max((stamp.seconds for stamp in stamps), default=None)
 
+    def seconds_expected(self) -> float | None:
+        """What the whole phase took the last time; None where the last attempt was not finished."""
+        stamps = [artifact.stamp for artifact in self.artifacts]
+        # the seconds of an attempt that was stopped are no estimate of a whole one
+        return self.seconds_before() if stamps and all(stamp is not None and stamp.is_complete for stamp in stamps) else None
+
 
 def select_phases(phases: Sequence[Phase], only: Sequence[str]) -> list[Phase]:
     """The phases whose names are, or begin with, one of ``only``; all of them without it. An unknown name is an InputError."""

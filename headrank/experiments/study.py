@@ -19,6 +19,7 @@ from headrank.method.published_prompts import PUBLISHED_PROMPTS
 from headrank.methods import METHODS, POLICIES
 
 MATRIX_ORDERS = ("retriever", "reversed", "shuffled")
+NumberFormat = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 
 
 class Benchmark(Settings):
@@ -66,7 +67,7 @@ class Row(Settings):
     runs: list[str] | None = None  # default: all
     benchmarks: list[str] | None = None  # default: all
     depths: list[PositiveInt] | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None  # default: that of measure
+    dtype: NumberFormat | None = None  # default: that of measure
     fuse: Annotated[float, Field(ge=0, le=1)] | None = None  # weight beside the first stage's scores, as `headrank fuse --weight`
 
     @model_validator(mode="after")
@@ -107,7 +108,7 @@ class Measure(Settings):
     rows: list[Row] = Field(default_factory=list)
     orders: list[str] = Field(default_factory=lambda: ["retriever"])
     query_rows: str | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    dtype: NumberFormat | None = None
     device: str | None = None
     batch_size: PositiveInt = 1
     shuffle_seed: NonNegativeInt = 0

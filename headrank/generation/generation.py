@@ -79,7 +79,9 @@ class LocalGenerator:
         source_layers = getattr(config, "headrank_source_layers", None)
         if source_layers and source_layers > config.num_hidden_layers:
             raise InputError(f"{model}: holds {config.num_hidden_layers} of {source_layers} layers; RankGPT needs a full export")
-        device, dtype = resolve_device(device, dtype)
+        if dtype == "int8":
+            raise InputError("RankGPT writes in a float format; `dtype` int8 is for methods that read attention")
+        device, dtype = resolve_device(device, None if dtype == "auto" else dtype)
         tokenizer, loaded = load_complete(AutoModelForCausalLM, model, "chat model", dtype=dtype)
         return cls(loaded.to(device).eval(), tokenizer, **options)
 

@@ -57,6 +57,7 @@ class LateForward:
     keys: dict[int, torch.Tensor] = field(default_factory=dict)  # [B, g, T, D]
     vectors: dict[int, torch.Tensor] = field(default_factory=dict)  # [B, h, R, D], times the scale
     made: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)  # of the opening's own forward
+    visible: torch.Tensor | None = None  # [T, O + T], made in the first layer
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
         """Keep what is asked for, leave in the deepest layer, else attend to the opening and the row itself: [B, H, T, D]."""
@@ -75,12 +76,13 @@ class LateForward:
             opening_key, opening_value = (tensor.expand(key.shape[0], -1, -1, -1) for tensor in self.opening[layer])
             num_opening = opening_key.shape[2]
             key, value = torch.cat([opening_key, key], dim=2), torch.cat([opening_value, value], dim=2)
-        # tril's diagonal moved by the opening: every token sees all of it, and the passage up to itself
-        visible = torch.ones(num_tokens, num_opening + num_tokens, dtype=torch.bool, device=key.device).tril(num_opening)
+        if self.visible is None:  # tril's diagonal moved by the opening: every token sees all of it, and the passage up to itself
+            self.visible = torch.ones(num_tokens, num_opening + num_tokens, dtype=torch.bool, device=key.device).tril(num_opening)
         group_size = query.shape[1] // key.shape[1]
         if group_size > 1 and query.is_cuda:  # no CUDA kernel knows both groups and masks: it would make S x S matrices
             key, value = (tensor.repeat_interleave(group_size, dim=1) for tensor in (key, value))
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scale, enable_gqa=key.shape[1] != query.shape[1])
+        is_grouped = key.shape[1] != query.shape[1]
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=self.visible, scale=scale, enable_gqa=is_grouped)
 
 
 def headrank_attention(

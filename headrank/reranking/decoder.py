@@ -65,8 +65,7 @@ class Norm(nn.Module):
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Scale the last axis to a root mean square of one, then by the weight."""
         # float32 inside: a mean of thousands of bfloat16 squares keeps two digits
-        wide = values.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
+        wide = F.rms_norm(values.float(), self.weight.shape, None, self.epsilon)
         return self.weight * wide.to(values.dtype)
 
 
@@ -87,8 +86,8 @@ class DecoderAttention(nn.Module):
             self.q_norm = Norm(shape.head_dim, shape.rms_norm_eps)
             self.k_norm = Norm(shape.head_dim, shape.rms_norm_eps)
         self.has_head_norms = shape.has_head_norms
-        self.integer_read: nn.Module | None = None
-        self.integer_write: nn.Module | None = None
+        self.joined_read: nn.Module | None = None
+        self.joined_write: nn.Module | None = None
 
     def forward(self, hidden_BSE: torch.Tensor, rotation: Rotation, attend: Attention, capture: Any) -> torch.Tensor:
         """The layer's contribution [B, S, E]."""
@@ -100,14 +99,14 @@ class DecoderAttention(nn.Module):
         return self.write(context_BSHD.reshape(*hidden_BSE.shape[:2], -1))[0]
 
     def read(self, hidden_BSE: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Queries, keys and values; one integer product after ``headrank/reranking/int8.py`` joined them."""
-        if self.integer_read is not None:
-            return self.integer_read(hidden_BSE)
+        """Queries, keys and values; one product after ``headrank/reranking/joined.py`` joined them."""
+        if self.joined_read is not None:
+            return self.joined_read(hidden_BSE)
         return self.q_proj(hidden_BSE), self.k_proj(hidden_BSE), self.v_proj(hidden_BSE)
 
     def write(self, context: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The output projection, joined in the same way."""
-        return (self.o_proj(context),) if self.integer_write is None else self.integer_write(context)
+        """The output projection, packed in the same way."""
+        return (self.o_proj(context),) if self.joined_write is None else self.joined_write(context)
 
     def _heads(self, values: torch.Tensor) -> torch.Tensor:
         return values.view(*values.shape[:2], -1, self.head_size)
@@ -121,8 +120,8 @@ class GatedUnit(nn.Module):
         self.gate_proj = Projection(shape.hidden_size, shape.intermediate_size, has_bias=False)
         self.up_proj = Projection(shape.hidden_size, shape.intermediate_size, has_bias=False)
         self.down_proj = Projection(shape.intermediate_size, shape.hidden_size, has_bias=False)
-        self.integer_read: nn.Module | None = None
-        self.integer_write: nn.Module | None = None
+        self.joined_read: nn.Module | None = None
+        self.joined_write: nn.Module | None = None
 
     def forward(self, hidden_BSE: torch.Tensor) -> torch.Tensor:
         """down(silu(gate(x)) * up(x))."""
@@ -131,13 +130,13 @@ class GatedUnit(nn.Module):
 
     def read(self, hidden_BSE: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Gate and value."""
-        if self.integer_read is not None:
-            return self.integer_read(hidden_BSE)
+        if self.joined_read is not None:
+            return self.joined_read(hidden_BSE)
         return self.gate_proj(hidden_BSE), self.up_proj(hidden_BSE)
 
     def write(self, inner: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Back to the stream."""
-        return (self.down_proj(inner),) if self.integer_write is None else self.integer_write(inner)
+        return (self.down_proj(inner),) if self.joined_write is None else self.joined_write(inner)
 
 
 class DecoderLayer(nn.Module):
@@ -160,6 +159,7 @@ class Decoder(nn.Module):
     """Embedding and the first ``num_layers`` layers. No final norm and no LM head: nobody reads them."""
 
     is_int8 = False
+    is_joined = False
 
     def __init__(self, shape: DecoderShape, num_layers: int, attend: Attention) -> None:
         super().__init__()
@@ -183,17 +183,17 @@ class Decoder(nn.Module):
         return hidden_BSE
 
     def _rotation(self, position_ids_BS: torch.Tensor, like: torch.Tensor) -> Rotation:
-        """Cosines and sines [B, 1, S, D], made in float32: bf16 cannot count positions beyond 256."""
-        angles = position_ids_BS[:, :, None].float() * self.inverse_frequencies.to(like.device)
-        angles = torch.cat((angles, angles), dim=-1)[:, None]
-        return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+        """Cosines and sines [B, 1, S, D], the first half of the sines negative; made in float32: bf16 cannot count beyond 256."""
+        angles = position_ids_BS[:, None, :, None].float() * self.inverse_frequencies.to(like.device)
+        cosines, sines = angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+        return torch.cat((cosines, cosines), dim=-1), torch.cat((-sines, sines), dim=-1)
 
 
 def rotate(values_BHSD: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     """Rotary embedding, halves convention."""
     cosines, sines = rotation
     first, second = values_BHSD.chunk(2, dim=-1)
-    return values_BHSD * cosines + torch.cat((-second, first), dim=-1) * sines
+    return values_BHSD * cosines + torch.cat((second, first), dim=-1) * sines
 
 
 def load_decoder(model: str | Path, shape: DecoderShape, num_layers: int, dtype: torch.dtype) -> Decoder:

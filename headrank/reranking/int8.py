@@ -10,12 +10,12 @@ Shapes: T tokens, I input features, O output channels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
 
 from headrank.reranking.decoder import Decoder, Projection
+from headrank.reranking.joined import join
 
 LARGEST = 127.0
 SHIFT = 128  # between signed and unsigned integers of 8 bits
@@ -58,17 +58,8 @@ def quantise_tokens(values_TI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     return (values_TI * scale_T1.reciprocal()).round_().to(torch.int8), scale_T1
 
 
-@torch.no_grad()
 def quantise(decoder: Decoder) -> Decoder:
-    """Replace every projection of a float32 decoder on the CPU, layer by layer, so that no second copy of the model is held."""
-    for layer in decoder.layers:
-        attention: Any = layer.self_attn  # modules lose their classes in a ModuleList
-        unit: Any = layer.mlp
-        attention.integer_read = Int8Projections([attention.q_proj, attention.k_proj, attention.v_proj])
-        attention.integer_write = Int8Projections([attention.o_proj])
-        unit.integer_read = Int8Projections([unit.gate_proj, unit.up_proj])
-        unit.integer_write = Int8Projections([unit.down_proj])
-        del attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
-        del unit.gate_proj, unit.up_proj, unit.down_proj
+    """Integers in place of every projection of a float32 decoder on the CPU."""
+    join(decoder, Int8Projections)
     decoder.is_int8 = True
     return decoder

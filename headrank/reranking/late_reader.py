@@ -35,6 +35,11 @@ def bucket_of(length: int) -> int:
     return fitting[0] if fitting else -(-length // BUCKETS[-1]) * BUCKETS[-1]
 
 
+def _query_bucket(length: int) -> int:
+    """The padded length of a query: in steps of four where a step of sixteen would be most of it."""
+    return -(-length // 4) * 4 if length <= BUCKETS[1] else bucket_of(length)
+
+
 class LateReader:
     """Computes and scores the late layout's keys and query vectors for one HeadSet on one AttentionReader."""
 
@@ -53,6 +58,9 @@ class LateReader:
         for layer, group in self.pairs:
             self._groups.setdefault(layer, []).append(group)
         self._heads = heads.by_layer()
+        # vectors are captured layer by layer, weights stand in the order of the file
+        in_layer_order = [(layer, head) for layer, chosen in self._heads.items() for head in chosen]
+        self._place_of_head = [in_layer_order.index(head) for head in heads.heads]
         self._opening: dict[int, tuple[torch.Tensor, torch.Tensor]] | None = None
         self._opening_keys: torch.Tensor | None = None
         self._most_tokens = tokens_per_batch or (_CPU_TOKENS if reader.device.type == "cpu" else _GPU_TOKENS)
@@ -88,25 +96,49 @@ class LateReader:
         lengths = torch.tensor([len(tokens) for tokens in rows], device=keys_BATD.device)
         return PassageKeys(self._finite(keys_BATD), lengths)
 
-    @torch.inference_mode()
     def query_vectors(self, query: EncodedQuery) -> QueryVectors:
         """The vectors of the query's own tokens and their log sums over the opening, U = 1."""
-        bucket = bucket_of(len(query.input_ids))
-        ids = np.full((1, bucket), self.reader.tokenizer.pad_token_id or 0, np.int64)
-        ids[0, : len(query.input_ids)] = query.input_ids
-        opening = self.opening()
-        rows = slice(query.first_row, len(query.input_ids))
-        forward = LateForward(max(self._heads), opening, heads_by_layer=self._heads, rows=rows)
-        reached = self.heads.prompt.branch_position + len(query.input_ids) - 1
-        self._run(ids, (self.heads.prompt.branch_position + torch.arange(bucket)).clamp_max(reached), forward)
-        # vectors are captured layer by layer, weights stand in the order of the file
-        in_layer_order = [(layer, head) for layer, heads in self._heads.items() for head in heads]
-        place = [in_layer_order.index(head) for head in self.heads.heads]
-        vectors_1KRD = torch.cat([forward.vectors[layer] for layer in self._heads], dim=1)[:, place].float()
+        return self.vectors_of([query])[0]
+
+    @torch.inference_mode()
+    def vectors_of(self, queries: Sequence[EncodedQuery]) -> list[QueryVectors]:
+        """The same of many queries; those of one length share forwards where the kernels allow it."""
+        found: dict[int, QueryVectors] = {}
+        by_bucket: dict[int, list[int]] = {}
+        for index, query in enumerate(queries):
+            by_bucket.setdefault(_query_bucket(len(query.input_ids)), []).append(index)
+        for bucket, members in by_bucket.items():
+            size = self._queries_at_a_time(bucket)
+            for start in range(0, len(members), size):
+                chosen = members[start : start + size]
+                found.update(zip(chosen, self._vectors([queries[index] for index in chosen], bucket), strict=True))
+        return [found[index] for index in range(len(queries))]
+
+    def _queries_at_a_time(self, bucket: int) -> int:
+        # plain products on a CPU round differently at another number of rows; packed and integer ones do not
+        is_alone = self.reader.device.type == "cpu" and not getattr(self.reader.model, "is_joined", False)
+        return 1 if is_alone else self.rows_of(bucket)
+
+    def _vectors(self, queries: Sequence[EncodedQuery], bucket: int) -> list[QueryVectors]:
+        """One forward of queries that fit the bucket."""
+        lengths = [len(query.input_ids) for query in queries]
+        ids = np.full((len(queries), bucket), self.reader.tokenizer.pad_token_id or 0, np.int64)
+        for row, query in enumerate(queries):
+            ids[row, : lengths[row]] = query.input_ids
+        opening, start = self.opening(), self.heads.prompt.branch_position
+        first = min(query.first_row for query in queries)
+        forward = LateForward(max(self._heads), opening, heads_by_layer=self._heads, rows=slice(first, max(lengths)))
+        self._run(ids, (start + torch.arange(bucket)).clamp_max(start + max(lengths) - 1), forward)
+        vectors_UKRD = torch.cat([forward.vectors[layer] for layer in self._heads], dim=1)[:, self._place_of_head].float()
         assert self._opening_keys is not None
-        sums_1KR = opening_log_sums(self._finite(vectors_1KRD), self._opening_keys, self.pair_of_head)
-        weights_1R = torch.full((1, query.num_rows), 1.0 / query.num_rows, device=vectors_1KRD.device)
-        return QueryVectors(vectors_1KRD, sums_1KR, weights_1R)
+        made = []
+        for row, query in enumerate(queries):
+            # contiguous: its products must not depend on what else was in the forward
+            vectors_1KRD = self._finite(vectors_UKRD[row : row + 1, :, query.first_row - first : lengths[row] - first].contiguous())
+            sums_1KR = opening_log_sums(vectors_1KRD, self._opening_keys, self.pair_of_head)
+            weights_1R = torch.full((1, query.num_rows), 1.0 / query.num_rows, device=vectors_1KRD.device)
+            made.append(QueryVectors(vectors_1KRD, sums_1KR, weights_1R))
+        return made
 
     @torch.inference_mode()
     def scores(self, query: QueryVectors, passages: PassageKeys) -> torch.Tensor:

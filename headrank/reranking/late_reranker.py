@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from headrank.method.heads import HeadSet
 from headrank.method.late_layout import PassageKeys, QueryVectors, late_token_values
 from headrank.reranking.explain import Explanation, TokenScores
+from headrank.reranking.joined import pack
 from headrank.reranking.key_source import DEFAULT_BYTES, KeptKeys, KeySource, Passage, RecentPassages, ScoringSource, StoredScore
 from headrank.reranking.late_reader import LateReader, bucket_of
 from headrank.reranking.reader import AttentionReader
@@ -42,6 +43,8 @@ class LateReranker(HeadRankReranker):
         self.recent, self.key_source = RecentPassages(key_cache_bytes), key_source
         if key_source is not None:
             key_source.check(self.late)
+        if isinstance(key_source, ScoringSource):
+            pack(reader.model)  # the query's own forward is most of what is left
 
     def score_batch(self, requests: Sequence[tuple[str, Sequence[DocumentLike]]], *, batch_size: int | None = None) -> list[ListScores]:
         """The scores of each list in the order its documents were given; a passage in many lists is computed once."""
@@ -54,7 +57,7 @@ class LateReranker(HeadRankReranker):
     def _score_lists(self, lists: Sequence[tuple[str, list[Passage]]]) -> list[ListScores]:
         """Every batch of passages is scored against all queries that want it, then let go."""
         queries = [self.late.encoder.encode_query(query) for query, _ in lists]
-        vectors = [self.late.query_vectors(query) for query in queries]
+        vectors = self.late.vectors_of(queries)
         scores = [np.zeros(len(documents), np.float32) for _, documents in lists]
         num_tokens = [len(query.input_ids) for query in queries]
         empty = [np.zeros(len(documents), bool) for _, documents in lists]

@@ -89,7 +89,8 @@ class PeftAdapter:
                 f"{self.folder}: the adapter of {name!r} is for a weight [{high.shape[0]}, {low.shape[1]}], the base model's is "
                 f"{list(weight.shape)}; was it trained on another model?"
             )
-        return weight.float() + self.scale(low.shape[0]) * (high @ low)
+        # in place: new pages for the product, its multiple and the sum would take twice as long
+        return (high @ low).mul_(self.scale(low.shape[0])).add_(weight)
 
     def settings(self) -> LoraSettings:
         """Rank, alpha and projections, for training to go on; an adapter of several ranks cannot be trained here."""

@@ -18,7 +18,7 @@ from headrank.method.attention import batch_contexts
 from headrank.method.prompt import PromptTemplate
 from headrank.method.spans import EncodedContext, PromptEncoder
 from headrank.model_config import load_config, text_config, truncate_config
-from headrank.placement import fast_bfloat16, resolve_device, use_available_cores
+from headrank.placement import describe, fastest_float, resolve_device
 from headrank.reranking.capture import Capture, ExitEarly, register
 from headrank.reranking.decoder import Decoder, load_decoder
 from headrank.reranking.decoder_files import DecoderShape, refuse_incomplete
@@ -63,12 +63,14 @@ class AttentionReader:
 
         ``dtype`` may be "auto" (the fastest float format of the device) or "int8" (integer weights, on the CPU).
         """
-        model, is_int8 = resolve_model(model), dtype == "int8"
+        model, asked, is_int8 = resolve_model(model), dtype, dtype == "int8"
         is_auto = dtype == "auto" or (dtype is None and prompt is not None and prompt.is_late)
         # int8 weights are made from float32 ones: rounded to bfloat16 first they would be rounded twice
         device, dtype = resolve_device(device, "float32" if is_int8 else None if is_auto else dtype)
-        if is_auto:
-            dtype = _fastest(model, device, dtype)
+        reason = ""
+        if is_auto or (asked is None and device.type == "cuda"):
+            dtype, reason = fastest_float(device, dtype, is_large=_bytes_of(model) >= _SMALLEST_FOR_BFLOAT16)
+        _log.info(describe(device, "int8" if is_int8 else str(dtype).removeprefix("torch."), reason, dtype))
         tokenizer, loaded, num_layers = _load_plain(model, last_layer, dtype) or _load_with_transformers(model, last_layer, dtype)
         if is_int8:
             loaded = _in_int8(model, loaded, device)
@@ -111,14 +113,9 @@ class AttentionReader:
         return capture
 
 
-def _fastest(model: str | Path, device: torch.device, default: torch.dtype) -> torch.dtype:
-    """bfloat16 on a CPU that is good at it and for a model large enough to notice, else the device's default; said in one line."""
-    size = sum(path.stat().st_size for path in Path(base_of(model)).glob("*.safetensors"))
-    reason = fast_bfloat16() if device.type == "cpu" and size >= _SMALLEST_FOR_BFLOAT16 else None
-    chosen = torch.bfloat16 if reason else default
-    threads = f", {use_available_cores()} threads" if device.type == "cpu" else ""
-    _log.info("%s on %s%s%s", str(chosen).removeprefix("torch."), device, f" ({reason})" if reason else "", threads)
-    return chosen
+def _bytes_of(model: str | Path) -> int:
+    """The size of a local model's weights; 0 for a name on the hub."""
+    return sum(path.stat().st_size for path in Path(base_of(model)).glob("*.safetensors"))
 
 
 def _in_int8(model: str | Path, loaded: Any, device: torch.device) -> Decoder:

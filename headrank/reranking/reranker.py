@@ -67,6 +67,7 @@ class HeadRankReranker(ABC):
         model = shipped_readouts.model_to_read(model, heads)
         chosen = choose_heads(model, heads, prompt)
         chosen.check_fits(*model_size(model), str(model))
+        _check_store(options.get("store"), chosen)  # before seconds are spent on loading
         chosen = chosen if prompt is None else dataclasses.replace(chosen, prompt=prompt)
         reader = AttentionReader.load(
             model, prompt=chosen.prompt, last_layer=chosen.l_max, device=device, dtype=dtype, max_length=max_length
@@ -103,10 +104,7 @@ class HeadRankReranker(ABC):
             from headrank.reranking.late_reranker import LateReranker
 
             return LateReranker(reader, heads, batch_size=batch_size, key_source=key_source, key_cache_bytes=key_cache_bytes)
-        if key_source is not None or store is not None:
-            raise InputError(
-                f"keys of passages are kept in the late layout only, and these heads read the {heads.prompt.document_layout} one"
-            )
+        _check_store(store if key_source is None else key_source, heads)
         from headrank.reranking.prompt_reranker import PromptReranker
 
         return PromptReranker(reader, heads, calibrate=calibrate, batch_size=batch_size)
@@ -159,6 +157,18 @@ class HeadRankReranker(ABC):
         return f"{type(self).__name__}({self.reader.name!r}, {len(self.heads.heads)} heads: {names}, {depth})"
 
 
+def _check_store(store: object, heads: HeadSet) -> None:
+    """Refuse keys for heads that have none, and a folder that is no store."""
+    if store is None:
+        return
+    if not heads.prompt.is_late:
+        raise InputError(f"keys of passages are kept in the late layout only, and these heads read the {heads.prompt.document_layout} one")
+    if isinstance(store, str | Path):
+        from headrank.passage_store.header import StoreHeader
+
+        StoreHeader.read(store)
+
+
 def choose_heads(model: str | Path, heads: HeadSet | str | Path | None, prompt: PromptTemplate | None = None) -> HeadSet:
     """Resolve what the caller gave as ``heads``: a HeadSet, a heads.json, "all", the name of a shipped readout, or None for the
     model's own: those in its headrank.json, or the default readout of the embedded model.
@@ -175,7 +185,8 @@ def choose_heads(model: str | Path, heads: HeadSet | str | Path | None, prompt: 
         return shipped_readouts.shipped_readout(shipped_readouts.DEFAULT, model)
     exported = read_headrank_json(model)
     if exported is None:
-        raise InputError(f"{model}: no headrank.json beside this model; give `heads`, a file made by 'headrank select-heads'")
+        found = "no headrank.json beside this model" if Path(model).is_dir() else "not a folder here, and a hub name brings no heads"
+        raise InputError(f"{model}: {found}; give `heads`, a file made by 'headrank select-heads'")
     try:
         return HeadSet.from_dict(exported.get("heads"))
     except InputError as error:

@@ -93,8 +93,8 @@ def test_rerank_and_benchmark_with_a_store_give_the_scores_without_one(model: Pa
     assert len(PassageStore(store)) == NUM_PASSAGES // 2
     assert main([*reranking, "--output", str(tmp_path / "added.txt"), "--store", str(store), "--store-add"]) == 0
     assert len(PassageStore(store)) == NUM_PASSAGES and verify(store)[1] == []
-    matrix = ["benchmark", "run", "--models", f"tiny={model}", "--methods", "headrank", "--benchmarks", f"toy={collection}"]
-    matrix += ["--heads", f"headrank={collection / 'heads.json'}", "--device", "cpu", "--dtype", "float32", "--store", str(store)]
+    matrix = ["benchmark", "run", "--models", str(model), "--methods", "headrank", "--benchmarks", str(collection)]
+    matrix += ["--heads", str(collection / "heads.json"), "--device", "cpu", "--dtype", "float32", "--store", str(store)]
     assert main([*matrix, "--output", str(tmp_path / "cells")]) == 0
     plain = scores(tmp_path / "plain.txt")
     for run in (tmp_path / "mixed.txt", tmp_path / "added.txt", next((tmp_path / "cells").rglob("run.txt"))):

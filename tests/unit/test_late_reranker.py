@@ -238,7 +238,7 @@ def test_rerank_benchmark_and_view_take_late_heads(directory: Path, collection: 
         assert np.sum(row["answers"]) == pytest.approx(sum(row["scores"]), abs=0.05)
         assert len(row["answers"]) == len(QUERIES[1].split())
     assert '<select id="query-word">' in (tmp_path / "view.html").read_text()
-    matrix = ["benchmark", "run", "--models", f"tiny={directory}", "--methods", "headrank", "--benchmarks", f"toy={collection}"]
-    assert main([*matrix, "--heads", f"headrank={collection / 'heads.json'}", "--output", str(tmp_path / "cells"), "--device", "cpu"]) == 0
+    matrix = ["benchmark", "run", "--models", str(directory), "--methods", "headrank", "--benchmarks", str(collection)]
+    assert main([*matrix, "--heads", str(collection / "heads.json"), "--output", str(tmp_path / "cells"), "--device", "cpu"]) == 0
     cell = next((tmp_path / "cells").rglob("run.txt"))
     assert [row.doc_id for row in read_run(cell)["q1"]] == [row.doc_id for row in read_run(tmp_path / "run.txt")["q1"]]

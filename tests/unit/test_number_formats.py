@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from headrank import HeadRankReranker, placement
+from headrank.commands import main
 from headrank.errors import InputError
 from headrank.reranking import reader as reader_module
 from headrank.reranking.decoder import Projection
@@ -75,11 +77,11 @@ def test_int8_is_refused_where_there_is_no_kernel(tmp_path: Path, qwen: Path) ->
 
 
 def test_auto_is_bfloat16_only_for_large_models_on_a_processor_that_is_good_at_it(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_module, "fast_bfloat16", lambda: "AMX")
+    monkeypatch.setattr(placement, "fast_bfloat16", lambda: "AMX")
     assert AttentionReader.load(qwen, dtype="auto", device="cpu").model.dtype == torch.float32
     monkeypatch.setattr(reader_module, "_SMALLEST_FOR_BFLOAT16", 1)
     assert AttentionReader.load(qwen, dtype="auto", device="cpu").model.dtype == torch.bfloat16
-    monkeypatch.setattr(reader_module, "fast_bfloat16", lambda: None)
+    monkeypatch.setattr(placement, "fast_bfloat16", lambda: None)
     assert AttentionReader.load(qwen, dtype="auto", device="cpu").model.dtype == torch.float32
 
 
@@ -101,3 +103,57 @@ def test_threads_never_exceed_the_cores_of_a_container(monkeypatch: pytest.Monke
         assert placement.use_available_cores() == 3  # never raised: torch or the caller had a reason
     finally:
         torch.set_num_threads(before)
+
+
+def test_threads_of_the_command_win_over_the_environment(monkeypatch: pytest.MonkeyPatch, qwen: Path, tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    try:
+        assert main(["doctor", "--model", str(qwen), "--heads", "all", "--threads", "2"]) in (0, 1)
+        assert torch.get_num_threads() == placement.use_available_cores() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_was_chosen_is_said_in_one_line(qwen: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="headrank.reranking.reader")
+    for dtype, words in ((None, "float32 on cpu"), ("bfloat16", "bfloat16 on cpu"), ("int8", "int8 on cpu")):
+        caplog.clear()
+        AttentionReader.load(qwen, dtype=dtype, device="cpu")
+        (line,) = caplog.messages
+        assert re.fullmatch(rf"{words}, \d+ threads", line)
+
+
+GPUS = {"V100": (7, 0), "A100": (8, 0), "H100": (9, 0)}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "asked", "kernel"),
+    [
+        ("A100", torch.bfloat16, "auto", "flash"),
+        ("H100", torch.float32, "auto", "efficient"),
+        ("V100", torch.float16, "auto", "efficient"),
+        ("H100", torch.bfloat16, "cudnn", "cudnn"),
+        ("A100", torch.bfloat16, "math", "math"),
+    ],
+)
+def test_the_attention_kernel_follows_gpu_and_format(monkeypatch: pytest.MonkeyPatch, gpu: str, dtype, asked: str, kernel: str) -> None:
+    """There is no GPU here: its compute capability is a stand-in, and torch's switches are recorded instead of turned."""
+    turned: dict[str, bool] = {}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: GPUS[gpu])
+    for name in ("flash", "cudnn", "mem_efficient"):
+        monkeypatch.setattr(torch.backends.cuda, f"enable_{name}_sdp", lambda is_on, name=name: turned.update({name: is_on}))
+    monkeypatch.setenv("HEADRANK_ATTENTION", asked)
+    device = torch.device("cuda:0")
+    assert placement.describe(device, "x", dtype=dtype) == f"x on cuda:0, {kernel} attention"
+    wanted = {"flash": False, "cudnn": asked == "cudnn", "mem_efficient": asked != "math"}
+    assert turned == ({} if asked == "auto" else wanted)  # left to torch where nobody asked
+
+
+def test_an_attention_kernel_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: GPUS["V100"])  # a stand-in, there is no GPU here
+    for asked, words in (("fast", "is no attention kernel; give auto, flash"), ("flash", "compute capability 8")):
+        monkeypatch.setenv("HEADRANK_ATTENTION", asked)
+        with pytest.raises(InputError, match=words):
+            placement.choose_attention(torch.device("cuda:0"), torch.float16)
+    assert placement.fastest_float(torch.device("cuda:0"), torch.bfloat16) == (torch.float32, "this GPU has no bfloat16")

@@ -16,6 +16,7 @@ from transformers import BertConfig, BertModel
 from headrank import HeadRankReranker, HeadSet, InputError, PromptTemplate
 from headrank.generation.generation import LocalGenerator
 from headrank.placement import resolve_device
+from headrank.reranking.reranker import choose_heads
 from tests.tiny_models import make_tiny_model
 
 HEADS = HeadSet(((0, 1), (2, 3)), "test", "tiny", 4, 8)
@@ -227,3 +228,10 @@ def test_processes_of_one_machine_get_a_gpu_each(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv("LOCAL_RANK", rank)
         assert str(resolve_device(None, None)[0]) == str(resolve_device("cuda", None)[0]) == expected
     assert str(resolve_device("cuda:1", None)[0]) == "cuda:1"
+
+
+def test_without_heads_a_folder_and_a_name_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no headrank.json beside this model; give `heads`"):
+        choose_heads(tmp_path, None)
+    with pytest.raises(InputError, match="runs/dmeo/model: not a folder here.*give `heads`"):
+        choose_heads("runs/dmeo/model", None)

@@ -199,3 +199,14 @@ def test_in_a_thread_signals_are_left_alone(tmp_path: Path) -> None:
 )
 def test_times_are_for_people(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_only_a_whole_phase_is_an_estimate_of_the_next_time(tmp_path: Path) -> None:
+    made = phase(tmp_path, "a")
+    assert (made.seconds_before(), made.seconds_expected()) == (None, None)
+    artifact = made.artifacts[0]
+    artifact.begin()
+    artifact.end(140.0, is_complete=False)
+    assert (made.seconds_before(), made.seconds_expected()) == (140.0, None)
+    artifact.end(20.0)
+    assert made.seconds_expected() == 160.0
