@@ -9,6 +9,9 @@ TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
 PROCESSES ?= 1
 DEMO_ARGS ?=
+LOAD_REQUESTS ?= 2000
+LOAD_ARGS ?=
+FUZZ_EXAMPLES ?= 300
 GPU_REPORT ?= gpu-report.json
 MEGATRON_WHEELS ?= $(HOME)/.cache/headrank/megatron-wheels
 ifneq ($(words $(VENV)),1)
@@ -32,7 +35,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export PATH := $(BIN):$(PATH)
 
 .PHONY: help setup setup-dev demo test test-unit test-distributed test-gpu test-megatron-versions
-.PHONY: bench results-page lint format system clean
+.PHONY: bench results-page load-test fuzz lint format system clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' \
@@ -64,6 +67,13 @@ test-megatron-versions: $(DEV_STAMP) ## every supported release of Megatron-Core
 
 bench: $(RUN_STAMP) ## contenders interleaved, ratios
 	'$(BIN)/python' -m benchmarks
+
+load-test: $(DEV_STAMP) ## 'headrank serve' under load, every answer checked; LOAD_REQUESTS=200 for a short one
+	'$(BIN)/python' -m benchmarks.serving_load --requests $(LOAD_REQUESTS) $(LOAD_ARGS)
+
+fuzz: $(DEV_STAMP) ## requests made from the OpenAPI description of 'headrank serve'; FUZZ_EXAMPLES=1000 for more
+	HEADRANK_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) \
+		'$(BIN)/python' -m pytest tests/end_to_end/test_serving_fuzz.py $(PYTEST_ARGS)
 
 results-page: $(RUN_STAMP) ## write the tables of README.md and docs/results.md from results/
 	'$(BIN)/python' docs/results_tables.py

@@ -46,7 +46,20 @@ COLBERT = ["sentence-transformers>=6.0"]  # headrank benchmark prepare hotpotqa 
 SERVE = ["fastapi", "uvicorn"]  # headrank serve
 SERVER = [*SERVE, "openai"]  # what 'transformers serve' needs: the tests talk to a real OpenAI-compatible server
 INTEGRATIONS = ["langchain-core", "llama-index-core", "haystack-ai", "rerankers"]  # what headrank/integrations adapts to, for its tests
-DEV = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "peft", *SERVER, *TEACHER, *INTEGRATIONS]
+# Clients of 'headrank serve' and a fuzzer, for its tests; pinned for Python 3.11 and later only: on 3.10 these tests are skipped.
+CLIENTS = [
+    f"{name}; python_version >= '3.11'"
+    for name in (
+        "cohere",
+        "langchain-cohere",
+        "llama-index-postprocessor-cohere-rerank",
+        "llama-index-postprocessor-jinaai-rerank",
+        "llama-index-postprocessor-tei-rerank",
+        "mcp",
+        "schemathesis",
+    )
+]
+DEV = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "peft", *SERVER, *TEACHER, *INTEGRATIONS, *CLIENTS]
 
 setup(
     name="headrank",

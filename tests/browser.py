@@ -131,14 +131,15 @@ class Browser:
         elif name == "Network.requestWillBeSent" and not values["request"]["url"].startswith("data:"):
             self.requests.append(values["request"]["url"])
 
-    def open(self, path: Path, *, width: int = 1200, height: int = 900, dark: bool = False) -> None:
-        """Show a file and wait until it has loaded."""
+    def open(self, page: Path | str, *, width: int = 1200, height: int = 900, dark: bool = False) -> None:
+        """Show a file or an http address and wait until it has loaded."""
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
-        self.send("Page.navigate", url=path.resolve().as_uri())
+        url = page.resolve().as_uri() if isinstance(page, Path) else page
+        self.send("Page.navigate", url=url)
         deadline = time.monotonic() + PATIENCE
-        while self.value("document.readyState") != "complete" or self.value("location.protocol") != "file:":
-            assert time.monotonic() < deadline, f"{path} did not finish loading"
+        while self.value("document.readyState") != "complete" or self.value("location.protocol") != f"{url.partition(':')[0]}:":
+            assert time.monotonic() < deadline, f"{page} did not finish loading"
             time.sleep(0.05)
 
     def value(self, expression: str) -> Any:

@@ -110,13 +110,13 @@ def tiny_settings(model: Path, **changes: Any) -> ServeSettings:
     return ServeSettings(**{"model": str(model), "heads": "all", "port": 0, "served_name": "tiny", **changes})
 
 
-def late_heads(folder: Path, room: int = 64) -> str:
-    """A heads.json of the late layout for the tiny models: all heads, weights of both signs."""
+def late_heads(folder: Path, room: int = 64, least: float = -1.0) -> str:
+    """A heads.json of the late layout for the tiny models: all heads, weights of both signs unless ``least`` is positive."""
     prompt = PromptTemplate(
         opening="<|im_start|>user\n", instruction="Query: ", use_chat_template=False, document_layout="late", branch_position=room
     )
     heads = [(layer, head) for layer in range(4) for head in range(8)]
-    weights = tuple(random.Random(1).uniform(-1, 1) for _ in heads)
+    weights = tuple(random.Random(1).uniform(least, 1) for _ in heads)
     HeadSet(tuple(heads), "readout", "tiny", 4, 8, prompt=prompt, readout=Readout(weights=weights, floor=0.1)).save(folder / "heads.json")
     return str(folder / "heads.json")
 

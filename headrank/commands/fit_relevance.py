@@ -3,8 +3,10 @@
   headrank rerank --collection DIR --model M --output run.txt --scores scores.jsonl
   headrank fit-relevance --scores scores.jsonl --qrels DIR/qrels.txt --output relevance.json
 
-No model is read. The curve never changes an order: it gives thresholds a meaning. Candidates that nobody judged are left out unless
---unjudged-as-other. The printed numbers come from five folds of queries, each judged by a curve that has not seen its queries.
+The curve is written to --output, or with --model DIR into that model's headrank.json, where 'headrank serve' finds it. No model is
+read: the scores must be those of its own heads. The curve never changes an order: it gives thresholds a meaning. Candidates that
+nobody judged are left out unless --unjudged-as-other. The printed numbers come from five folds of queries, each judged by a curve
+that has not seen its queries.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="platt",
         help="platt: a sigmoid (default); isotonic: any rising curve, for many judgements",
     )
-    parser.add_argument("--output", metavar="FILE", required=True, help="the curve, as JSON")
+    parser.add_argument("--output", metavar="FILE", help="the curve, as JSON")
+    parser.add_argument("--model", metavar="DIR", help="an exported model whose headrank.json shall keep the curve")
     parser.add_argument("--seed", type=options.seed, default=0, metavar="N", help="of the folds (default 0)")
 
 
@@ -49,8 +52,14 @@ def run(args: argparse.Namespace) -> int:
     from headrank.files import require_writable, write_json
     from headrank.formats import read_qrels
     from headrank.method.relevance import fit_isotonic, fit_platt, quality
+    from headrank.reranking.exported_model import keep_relevance, require_exported
 
-    require_writable(args.output, reads=[args.scores, args.qrels])
+    if args.output is None and args.model is None:
+        raise InputError("nowhere to write the curve; give `output` FILE, or `model` DIR for its headrank.json")
+    if args.output is not None:
+        require_writable(args.output, reads=[args.scores, args.qrels])
+    if args.model is not None:
+        require_exported(args.model)
     scores, labels, queries = [], [], []
     for number, row in enumerate(with_grades(read_scores(args.scores), read_qrels(args.qrels))):
         for score, grade in zip(row.scores, row.grades or (), strict=True):
@@ -66,8 +75,11 @@ def run(args: argparse.Namespace) -> int:
     facts: dict[str, Any] = {"queries": len(set(queries)), "judged": len(s), "relevant": int(y.sum()), "relevant_from": args.relevant_from}
     facts |= {"unjudged_as_other": args.unjudged_as_other, "folds": _FOLDS, "unseen": quality(unseen, y)}
     curve = dataclasses.replace(fit(s, y), fit=facts)
-    write_json(args.output, curve.to_dict())
-    print(summary(args.output, curve), file=sys.stderr)
+    if args.output is not None:
+        write_json(args.output, curve.to_dict())
+    if args.model is not None:
+        keep_relevance(args.model, curve.to_dict())
+    print(summary(args.output or f"{args.model}/headrank.json", curve), file=sys.stderr)
     return 0
 
 

@@ -43,6 +43,19 @@ def read_headrank_json(model: str | Path) -> dict[str, Any] | None:
     return values
 
 
+def require_exported(model: str | Path) -> dict[str, Any]:
+    """The headrank.json of an exported model; any other folder is an InputError."""
+    about = read_headrank_json(model)
+    if about is None:
+        raise InputError(f"`model` {model}: has no headrank.json; give the folder of an exported model, or `output` FILE")
+    return about
+
+
+def keep_relevance(model: str | Path, curve: Mapping[str, Any]) -> None:
+    """Put a curve from score to relevance into a headrank.json; other heads, written over it, take it away again."""
+    write_json(Path(model) / "headrank.json", {**require_exported(model), "relevance": dict(curve)})
+
+
 def write_headrank_files(
     directory: Path,
     heads: HeadSet,

@@ -83,6 +83,18 @@ class ScoringSource(KeySource, Protocol):
         """For each query (U = 1) and its passages the scores, None for a passage that the source does not hold."""
 
 
+@dataclass
+class KeyUsage:
+    """Where keys came from so far. Changed by the thread that computes, read by any: a server's metrics."""
+
+    store_asked: int = 0  # passages looked for in the key source
+    store_found: int = 0
+    recent_asked: int = 0  # passages looked for among the recent ones
+    recent_found: int = 0
+    tokens_read: int = 0  # tokens of passages that were scored, whoever held their keys
+    tokens_computed: int = 0  # tokens of passages that a forward read
+
+
 class RecentPassages:
     """The keys of the passages used last, in at most ``num_bytes`` bytes; 0 keeps none."""
 

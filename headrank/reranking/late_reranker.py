@@ -15,13 +15,14 @@ from headrank.method.heads import HeadSet
 from headrank.method.late_layout import PassageKeys, QueryVectors, late_token_values
 from headrank.reranking.explain import Explanation, TokenScores
 from headrank.reranking.joined import pack
-from headrank.reranking.key_source import DEFAULT_BYTES, KeptKeys, KeySource, Passage, RecentPassages, ScoringSource, StoredScore
+from headrank.reranking.key_source import DEFAULT_BYTES, KeptKeys, KeySource, KeyUsage, Passage, RecentPassages, ScoringSource, StoredScore
 from headrank.reranking.late_reader import LateReader, bucket_of
 from headrank.reranking.reader import AttentionReader
 from headrank.reranking.rerank_requests import ListScores
 from headrank.reranking.reranker import DocumentLike, HeadRankReranker, checked_requests, titles_and_texts, with_empty_last
 
 LISTS_AT_A_TIME = 32  # their passages fill batches together; only query vectors are held for all of them
+_MOST_LOGITS = 1 << 26  # of one product of query rows and passage tokens: 256 MB
 _FOUND_AT_A_TIME = 64  # passages whose kept keys are copied into one batch
 
 
@@ -40,7 +41,7 @@ class LateReranker(HeadRankReranker):
         """``batch_size`` is how many lists share the batches of passages; ``key_source`` is asked before a passage is computed."""
         super().__init__(reader, heads, LISTS_AT_A_TIME if batch_size is None else batch_size)
         self.late = LateReader(reader, heads)
-        self.recent, self.key_source = RecentPassages(key_cache_bytes), key_source
+        self.recent, self.key_source, self.usage = RecentPassages(key_cache_bytes), key_source, KeyUsage()
         if key_source is not None:
             key_source.check(self.late)
         if isinstance(key_source, ScoringSource):
@@ -79,6 +80,7 @@ class LateReranker(HeadRankReranker):
                     scores[number][index], empty[number][index] = score, lengths[row] == 0
                     num_tokens[number] += lengths[row]
                     is_shortened[number] |= shortened[row]
+        self.usage.tokens_read += sum(num_tokens) - sum(len(query.input_ids) for query in queries)
         return [
             ListScores(with_empty_last(scores[number], empty[number], query, self.reader.name), num_tokens[number], is_shortened[number])
             for number, (query, _) in enumerate(lists)
@@ -89,6 +91,7 @@ class LateReranker(HeadRankReranker):
         source = self.key_source
         if not isinstance(source, ScoringSource):
             return [[None] * len(documents) for _, documents in lists]
+        missing: list[Passage] = []
         if source.adds:
             missing = source.missing(document for _, documents in lists for document in documents)
             made: list[tuple[Passage, KeptKeys]] = []
@@ -97,13 +100,28 @@ class LateReranker(HeadRankReranker):
                 made += zip(documents, kept, strict=True)
             if made:
                 source.add(made)
-        return source.score([(vectors[number], documents) for number, (_, documents) in enumerate(lists)])
+        scores = source.score([(vectors[number], documents) for number, (_, documents) in enumerate(lists)])
+        added = set(missing)  # they are in the store by now, and were not when they were asked for
+        for (_, documents), of_list in zip(lists, scores, strict=True):
+            self.usage.store_asked += len(documents)
+            self.usage.store_found += sum(
+                score is not None and document not in added for document, score in zip(documents, of_list, strict=True)
+            )
+        return scores
 
     def _scores_of(self, vectors: QueryVectors, keys: PassageKeys, rows: Sequence[int]) -> list[float]:
         """The scores of the chosen rows of a batch; a row that a list holds twice is chosen twice."""
         if list(rows) != list(range(keys.num_passages)):
             keys = PassageKeys(keys.keys_NATD[list(rows)], keys.lengths_N[list(rows)])
-        return self.late.scores(vectors, keys).tolist()
+        # a query of thousands of tokens meets its passages a few at a time: one product of all would take tens of gigabytes
+        step = max(1, _MOST_LOGITS // (len(self.heads.heads) * vectors.vectors_UKRD.shape[2] * keys.keys_NATD.shape[2]))
+        if step >= keys.num_passages:
+            return self.late.scores(vectors, keys).tolist()
+        parts = [
+            PassageKeys(keys.keys_NATD[start : start + step], keys.lengths_N[start : start + step])
+            for start in range(0, keys.num_passages, step)
+        ]
+        return [score for part in parts for score in self.late.scores(vectors, part).tolist()]
 
     def _batches(self, documents: Sequence[Passage]) -> Iterator[tuple[list[Passage], PassageKeys, list[bool]]]:
         """(passages, their keys, whether each was shortened), batch by batch: kept ones first, then those that have to be computed."""
@@ -112,6 +130,7 @@ class LateReranker(HeadRankReranker):
         for source in (self.recent, asked):
             if source is not None and missing:
                 found = list(zip(missing, source.find(missing), strict=True))
+                self._note_lookup(source, len(missing), sum(keys is not None for _, keys in found))
                 missing = [document for document, keys in found if keys is None]
                 yield from self._packed([(document, keys) for document, keys in found if keys is not None])
         for batch, keys, shortened in self._computed(missing):
@@ -120,10 +139,17 @@ class LateReranker(HeadRankReranker):
                 self.recent.keep(document, KeptKeys(keys.keys_NATD[row, :, : lengths[row]], shortened[row]))
             yield batch, keys, shortened
 
+    def _note_lookup(self, source: KeySource, asked: int, found: int) -> None:
+        if source is self.recent:
+            self.usage.recent_asked, self.usage.recent_found = self.usage.recent_asked + asked, self.usage.recent_found + found
+        else:
+            self.usage.store_asked, self.usage.store_found = self.usage.store_asked + asked, self.usage.store_found + found
+
     def _computed(self, documents: Sequence[Passage]) -> Iterator[tuple[list[Passage], PassageKeys, list[bool]]]:
         """The same of passages that a forward has to make."""
         encoded = self.late.encoder.encode_passages(documents)
         for indices, keys in self.late.passage_keys(encoded):
+            self.usage.tokens_computed += int(keys.lengths_N.sum())
             yield [documents[index] for index in indices], keys, [encoded[index].is_shortened for index in indices]
 
     def _packed(self, found: list[tuple[Passage, KeptKeys]]) -> Iterator[tuple[list[Passage], PassageKeys, list[bool]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import logging
 import os
 import stat
@@ -57,6 +58,21 @@ class ApiKeys:
         if scheme.lower() != "bearer" or not any(matches):
             raise Problem(401, "an API key is needed, as the header 'Authorization: Bearer KEY'", field="Authorization")
         return f"key {matches.index(True)}"
+
+
+def require_own_name(host: str) -> None:
+    """Without keys a server on loopback is asked by an address or as localhost: a 403 for any other name.
+
+    A page from elsewhere may make its own name mean this machine (DNS rebinding), and then the browser lets it read the answers.
+    """
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    if not host or name.lower() == "localhost" or name.lower().endswith(".localhost"):
+        return
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        words = "not an address of this machine; behind a proxy, start the server with keys or with --open-to-anyone"
+        raise Problem(403, words, field="Host") from None
 
 
 def _digest(key: str) -> bytes:

@@ -66,6 +66,7 @@ class Batcher:
         self.running = self._calls = 0
         self._queue = FairQueue()
         self._arrived = asyncio.Event()
+        self._turn = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="headrank-model")
         self._clean_batches = 0
         self._tokens_per_second = 0.0
@@ -96,11 +97,25 @@ class Batcher:
         seconds = self._queue.num_tokens / self._tokens_per_second if self._tokens_per_second else 1.0
         return int(min(60.0, max(1.0, seconds)))
 
-    async def call(self, compute: Callable[[], Result]) -> Result:
-        """Run something else on the model's thread, between two batches; it fails like a request that is alone in its batch."""
+    async def call(self, compute: Callable[[], Result], seconds: float) -> Result:
+        """Run something else on the model's thread, between two batches; it fails like a request that is alone in its batch.
+
+        One at a time stands before the thread, so that a batch waits for one at most; whose turn has not come within ``seconds``
+        gets a 503.
+        """
         if self._calls >= self.max_queue:
             raise Problem(429, f"{self._calls} explanations are waiting, the limit; come back later", retry_after=self._patience())
         self._calls += 1
+        try:
+            return await self._call_in_turn(compute, seconds)
+        finally:
+            self._calls -= 1
+
+    async def _call_in_turn(self, compute: Callable[[], Result], seconds: float) -> Result:
+        try:
+            await asyncio.wait_for(self._turn.acquire(), seconds)
+        except asyncio.TimeoutError:
+            raise Problem(503, "no time for an explanation within the request's limit; come back later", retry_after=5) from None
         try:
             attempt = asyncio.get_running_loop().run_in_executor(self._thread, compute)
             # waited for and not awaited: a cancelled caller must not cancel the thread's work, which cannot be stopped
@@ -109,7 +124,7 @@ class Batcher:
                 raise _problem_of(error)
             return attempt.result()
         finally:
-            self._calls -= 1
+            self._turn.release()
 
     async def run(self) -> None:
         """Serve until cancelled; what is left then gets a 503."""

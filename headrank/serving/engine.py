@@ -21,6 +21,7 @@ from headrank.reranking.reranker import HeadRankReranker
 from headrank.reranking.shipped_readouts import model_to_read
 from headrank.serving.batcher import Passages
 from headrank.serving.call import Json
+from headrank.serving.server_metrics import ServerMetrics
 from headrank.serving.settings import ServeSettings
 
 _CPU_BATCH_TOKENS, _GPU_BATCH_TOKENS = 2048, 32768  # a batch's requests are answered together: on a CPU larger ones only wait longer
@@ -37,8 +38,10 @@ class RerankerEngine:
     @classmethod
     def load(cls, settings: ServeSettings) -> RerankerEngine:
         """Load the model that the settings name."""
-        store: dict[str, Any] = {"store": settings.store} if settings.store is not None else {}
-        reranker = HeadRankReranker.from_pretrained(settings.model, settings.heads, device=settings.device, dtype=settings.dtype, **store)
+        options: dict[str, Any] = {"store": settings.store, "store_add": settings.store_add}
+        if settings.key_cache_mb is not None:
+            options["key_cache_bytes"] = settings.key_cache_mb << 20
+        reranker = HeadRankReranker.from_pretrained(settings.model, settings.heads, device=settings.device, dtype=settings.dtype, **options)
         return cls(reranker, settings.name, find_relevance(settings))
 
     def score(self, lists: Sequence[tuple[str, Passages]]) -> list[ListScores]:
@@ -71,6 +74,21 @@ class RerankerEngine:
         with self._lock:
             found = self._tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
         return [np.asarray(offsets, np.int64).reshape(-1, 2) for offsets in found]
+
+    def show_usage(self, metrics: ServerMetrics) -> None:
+        """Metrics of the store and of the recent passages, where there are any."""
+        if not isinstance(self.reranker, LateReranker):
+            return
+        usage, recent = self.reranker.usage, self.reranker.recent
+        if self.reranker.key_source is not None:
+            metrics.ask("headrank_store_passages_asked_total", "Passages looked for in the store.", lambda: usage.store_asked, "counter")
+            metrics.ask("headrank_store_passages_found_total", "Passages found in the store.", lambda: usage.store_found, "counter")
+        metrics.ask("headrank_recent_passages_asked_total", "Passages looked for in memory.", lambda: usage.recent_asked, "counter")
+        metrics.ask("headrank_recent_passages_found_total", "Passages found in memory.", lambda: usage.recent_found, "counter")
+        metrics.ask("headrank_recent_passages_bytes", "Memory that the keys of recent passages take.", lambda: recent.used_bytes)
+        metrics.ask("vllm:prefix_cache_queries", "Tokens of passages that were scored.", lambda: usage.tokens_read, "counter")
+        hits = "Tokens of passages whose keys were at hand."
+        metrics.ask("vllm:prefix_cache_hits", hits, lambda: max(0, usage.tokens_read - usage.tokens_computed), "counter")
 
     def free_memory(self) -> None:
         """Empty the allocator's cache on a GPU, collect garbage everywhere."""

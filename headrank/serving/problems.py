@@ -1,7 +1,7 @@
 """A request that cannot be answered: the status, the field, one sentence, and when to come back.
 
-Every client reads the same body: ``message`` is where Cohere's looks, ``error.message`` and ``error.param`` where those of OpenAI's
-shape (vLLM, Jina) do. TEI's clients expect ``error`` to be the sentence itself and get it so.
+Every client reads the same body: ``message`` is where Cohere's looks, ``detail`` where Jina's does, ``error.message`` and
+``error.param`` where those of OpenAI's shape (vLLM) do. TEI's clients expect ``error`` to be the sentence itself and get it so.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 _KINDS = {
     400: "invalid_request",
     401: "unauthorized",
+    403: "forbidden",
     404: "not_found",
     405: "method_not_allowed",
     408: "timeout",
@@ -28,7 +29,7 @@ _KINDS = {
 }
 # TEI's own words where it has one for the case
 _TEI_KINDS = {400: "Validation", 413: "Validation", 422: "Tokenizer", 429: "Overloaded", 503: "Unhealthy", 500: "Backend"}
-_NOT_FIELDS = frozenset({"body", "str", "DocumentObject"})  # members of unions; the others have a sign in their name
+_NOT_FIELDS = frozenset({"body", "str", "DocumentObject", "ShownDocument"})  # members of unions; the others have a sign in their name
 
 
 class Problem(HTTPException):
@@ -51,7 +52,7 @@ def problem_response(problem: Problem, *, is_tei: bool = False) -> JSONResponse:
         body: dict[str, Any] = {"error": message, "error_type": _TEI_KINDS.get(status, "Validation"), "param": problem.field}
     else:
         error = {"message": message, "type": _KINDS.get(status, "error"), "param": problem.field, "code": status}
-        body = {"message": message, "error": error}
+        body = {"message": message, "detail": message, "error": error}
     return JSONResponse(body, status, dict(problem.headers or {}))
 
 
@@ -74,7 +75,7 @@ def _worst(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 def field_name(location: Sequence[str | int]) -> str:
     """documents[3].text from ("body", "rerank-documents", "documents", 3, "DocumentObject", "text"); the body itself has no other name."""
     name = ""
-    for part in location:
+    for part in location[1:] if location[:1] == ("query",) else location:  # parameters of the address are named by themselves
         if isinstance(part, int):
             name += f"[{part}]"
         elif part not in _NOT_FIELDS and part.replace(".", "").isidentifier():

@@ -21,12 +21,14 @@ class ErrorAnswer(BaseModel):
     """The body of every answer that is not 200; a TEI request gets ``error`` as a string, with ``error_type``."""
 
     message: str | None = None
+    detail: str | None = None
     error: ErrorDetail | str
 
 
 _TEXTS = {
     400: "the body does not fit its schema; the field is named",
     401: "no key, or one that is not known",
+    403: "a server without keys was asked by a name that is not this machine's",
     408: "the body did not arrive in time, or the client left",
     413: "too many bytes, documents or tokens",
     422: "well formed, and still impossible to rank",
@@ -35,6 +37,7 @@ _TEXTS = {
     503: "loading, draining, or no answer in time",
 }
 ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorAnswer, "description": text} for status, text in _TEXTS.items()}
+REFUSED: dict[int | str, dict[str, Any]] = {status: ERRORS[status] for status in (401, 403)}
 
 
 def describe(app: FastAPI) -> None:

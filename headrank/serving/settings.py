@@ -15,6 +15,13 @@ class ServeSettings:
     model: str = "embedded"
     heads: str | None = None
     store: str | None = None
+    store_add: bool = False
+    key_cache_mb: int | None = None
+    collections: tuple[str, ...] = ()  # folders whose queries the playground offers
+    has_mcp: bool = False
+    has_playground: bool = True
+    logs_requests: bool = False
+    logs_texts: bool = False
     served_name: str | None = None
     relevance: str | None = None
     device: str | None = None
@@ -28,11 +35,16 @@ class ServeSettings:
     max_body_bytes: int = 8 << 20
     max_documents: int = 1000
     max_list_tokens: int = 1 << 17
+    max_query_tokens: int = 1024
     max_chunks_per_doc: int = 8
     request_seconds: float = 60.0
     drain_seconds: float = 30.0
 
     def __post_init__(self) -> None:
+        if self.key_cache_mb is not None and self.key_cache_mb < 0:
+            raise InputError(f"`key_cache_mb` {self.key_cache_mb} must be at least 0")
+        if self.collections and not self.has_playground:
+            raise InputError("`collection` is for the page at /, and `no_playground` leaves it out; drop one of them")
         if not self.is_loopback and self.api_key_file is None and not self.is_open_to_anyone:
             raise InputError(
                 f"`host` {self.host} can be reached from other machines and nothing would ask them for a key; give `api_key_file` FILE, "

@@ -50,6 +50,7 @@ class ServerState:
         self.engine = loading.result()
         budget = self.settings.max_batch_tokens or self.engine.default_batch_tokens
         batcher = Batcher(self.engine, self.metrics, budget=budget, max_queue=self.settings.max_queue)
+        self.engine.show_usage(self.metrics)
         self.service = RerankService(self.engine, batcher, self.metrics, self.settings)
         if self.phase == "loading":
             self.phase = "ready"
@@ -67,7 +68,7 @@ class ServerState:
         """Take nothing new and wait for what was taken; True when nothing was left behind."""
         self.phase = "draining"
         waited, step = 0.0, 0.05
-        while self.service is not None and not self.service.batcher.is_idle:
+        while self.service is not None and not self.service.is_idle:
             if waited >= self.settings.drain_seconds:
                 return False
             await asyncio.sleep(step)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -206,6 +207,46 @@ def test_draining_finishes_what_was_taken(engine: RerankerEngine) -> None:
         taken.join()
         wait_until(lambda: running.server.should_exit)
     assert [answer.status for answer in answers] == [200]
+
+
+def test_explanations_take_turns_with_batches_and_end_with_their_time(engine: RerankerEngine) -> None:
+    gate, order = threading.Event(), []
+
+    class Noting(RerankerEngine):
+        def score(self, lists: Sequence[Any]) -> list[Any]:
+            order.append(lists[0][0])
+            return super().score(lists)
+
+        def explain(self, query: str, *more: Any) -> Any:
+            order.append(f"explain {query}")
+            assert gate.wait(60)
+            return super().explain(query, *more)
+
+    noting = Noting(engine.reranker, "tiny")
+    with running_server(tiny_settings(Path("unused"), request_seconds=1000.0), lambda settings: noting) as running:
+        wordy = [{"query": f"w{number}", "documents": DOCUMENTS, "return_highlights": True} for number in range(3)]
+        threads = [threading.Thread(target=running.ask, args=("/rerank", body)) for body in wordy]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: running.state.service is not None and running.state.service.batcher._calls == 3)
+        plain = threading.Thread(target=running.ask, args=("/rerank", {"query": "plain", "documents": DOCUMENTS}))
+        plain.start()
+        wait_until(lambda: running.metric("vllm:num_requests_running") == 1)
+        assert not running.state.service.is_idle
+        gate.set()
+        for thread in [plain, *threads]:
+            thread.join()
+        explained = [name for name in order if name.startswith("explain")]
+        assert len(explained) == 3 and order.index("plain") < order.index(explained[1]), "it waited for one explanation, not for all"
+        gate.clear()
+        held = threading.Thread(target=running.ask, args=("/rerank", wordy[0]))
+        held.start()
+        wait_until(lambda: running.state.service.batcher._calls == 1)
+        object.__setattr__(running.state.settings, "request_seconds", 0.5)
+        answer = running.ask("/rerank", wordy[1])
+        assert answer.status == 503 and "Retry-After".lower() in answer.headers
+        gate.set()
+        held.join()
 
 
 class Item:

@@ -89,6 +89,29 @@ def test_a_score_is_the_same_bits_alone_in_any_batch_and_from_memory(directory: 
     assert np.ptp(together[0]) > 0.1, "the tiny model must tell passages apart"
 
 
+def test_a_query_too_long_for_one_product_meets_its_passages_a_few_at_a_time_with_the_same_bits(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = texts(24)
+    whole = HeadRankReranker.from_pretrained(directory, HEADS).score(QUERIES[0], documents)
+    for most in (1, 20_000):
+        monkeypatch.setattr("headrank.reranking.late_reranker._MOST_LOGITS", most)
+        np.testing.assert_array_equal(HeadRankReranker.from_pretrained(directory, HEADS).score(QUERIES[0], documents), whole)
+
+
+def test_where_keys_came_from_is_counted(directory: Path) -> None:
+    reranker = HeadRankReranker.from_pretrained(directory, HEADS)
+    assert isinstance(reranker, LateReranker)
+    documents = texts(6)
+    reranker.score(QUERIES[0], documents)
+    once = dataclasses.replace(reranker.usage)
+    reranker.score(QUERIES[1], [*documents, "a new one"])
+    assert (once.recent_asked, once.recent_found) == (6, 0) and (reranker.usage.recent_asked, reranker.usage.recent_found) == (13, 6)
+    assert once.tokens_read == once.tokens_computed > 0
+    assert reranker.usage.tokens_read > reranker.usage.tokens_computed > once.tokens_computed
+    assert reranker.usage.store_asked == 0
+
+
 def test_a_passage_in_many_lists_is_computed_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reranker = HeadRankReranker.from_pretrained(directory, HEADS)
     assert isinstance(reranker, LateReranker)

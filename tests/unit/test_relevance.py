@@ -131,5 +131,14 @@ def test_the_command_fits_on_judged_candidates_and_reports_unseen_queries(tmp_pa
     assert "AUC" in capsys.readouterr().err
     assert main([*call, "--unjudged-as-other", "--kind", "isotonic", "--output", str(tmp_path / "other.json")]) == 0
     assert RelevanceCurve.from_dict(json.loads((tmp_path / "other.json").read_text())).fit["judged"] == 200
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "headrank.json").write_text(json.dumps({"format": "headrank/1", "heads": {"kept": True}}))
+    assert main([*call, "--model", str(model)]) == 0
+    about = json.loads((model / "headrank.json").read_text())
+    assert about["heads"] == {"kept": True} and RelevanceCurve.from_dict(about["relevance"]).fit["judged"] == 150
+    assert "headrank.json: platt" in capsys.readouterr().err
+    assert main([*call, "--model", str(tmp_path)]) == 2 and "has no headrank.json" in capsys.readouterr().err
+    assert main(call) == 2 and "give --output FILE, or --model DIR" in capsys.readouterr().err
     assert main([*call, "--relevant-from", "3", "--output", str(tmp_path / "no.json")]) == 2
     assert "both kinds are needed" in capsys.readouterr().err and not (tmp_path / "no.json").exists()

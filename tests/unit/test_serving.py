@@ -155,6 +155,17 @@ def test_too_many_bytes_documents_or_tokens_are_413(served: Running) -> None:
     assert answer.status == 413 and answer.json["error"].startswith("texts: about")
 
 
+@pytest.mark.parametrize("length", [9, 100_000 // 6])
+def test_a_query_of_too_many_tokens_is_413(model: Path, served: Running, length: int) -> None:
+    engine = served.state.engine
+    assert engine is not None
+    most = len(engine.token_offsets(["flea " * 8])[0])
+    with running_server(tiny_settings(model, max_query_tokens=most), lambda settings: engine) as running:
+        assert running.ask("/rerank", {"query": "flea " * 8, "documents": DOCUMENTS}).status == 200
+        answer = running.ask("/rerank", {"query": "flea " * length, "documents": DOCUMENTS})
+        assert answer.status == 413 and answer.message == f"query: longer than {most} tokens, the limit of this server; shorten it"
+
+
 def test_a_body_of_undeclared_length_is_limited_too(served: Running) -> None:
     connection = http.client.HTTPConnection(served.url.removeprefix("http://"), timeout=60)
     chunks = (b"x" * 1000 for _ in range(101))
@@ -188,7 +199,7 @@ def test_openapi_describes_every_path_and_error(served: Running) -> None:
         "/info",
         "/metrics",
     }
-    assert set(described["paths"]["/rerank"]["post"]["responses"]) == {"200", "400", "401", "408", "413", "422", "429", "500", "503"}
+    assert set(described["paths"]["/rerank"]["post"]["responses"]) == {"200", "400", "401", "403", "408", "413", "422", "429", "500", "503"}
     assert described["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
 
 

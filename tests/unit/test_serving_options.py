@@ -72,6 +72,17 @@ def test_a_cap_of_tokens_cuts_and_says_so(served: Running, engine: RerankerEngin
     assert same[0]["relevance_score"] == rows[0]["relevance_score"]
 
 
+def test_what_is_found_in_memory_is_in_the_metrics(served: Running) -> None:
+    body = {"query": QUERY, "documents": ["asked for the first time", "and this one, too"]}
+    asked, found, hits = (f"headrank_recent_passages_{name}" for name in ("asked_total", "found_total", "bytes"))
+    before = [served.metric(name) for name in (asked, found)]
+    served.ask("/v2/rerank", body)
+    assert [served.metric(asked) - before[0], served.metric(found) - before[1]] == [2, 0] and served.metric(hits) > 0
+    served.ask("/v2/rerank", body)
+    assert [served.metric(asked) - before[0], served.metric(found) - before[1]] == [4, 2]
+    assert served.metric("vllm:prefix_cache_queries") > served.metric("vllm:prefix_cache_hits") > 0
+
+
 def test_a_document_may_stand_twice_in_a_list(served: Running) -> None:
     rows = by_index(served.ask("/v2/rerank", {"query": QUERY, "documents": [DOCUMENTS[0], DOCUMENTS[0]]}).json["results"])
     assert rows[0]["relevance_score"] == rows[1]["relevance_score"]

@@ -245,7 +245,7 @@ def test_what_is_read_may_not_lie_where_the_study_writes() -> None:
 
 
 def test_an_unknown_phase_names_those_there_are() -> None:
-    with pytest.raises(InputError, match="trian.*pairs, heads, train"):
+    with pytest.raises(InputError, match="`only` trian.*pairs, heads, train"):
         select_phases(planned().phases, ["trian"])
 
 

@@ -241,7 +241,10 @@ def test_help_answers_without_torch():
 def test_abbreviated_flags_are_not_accepted_and_said_so_in_one_line(capsys):
     with pytest.raises(SystemExit, match="2"):
         build_parser().parse_args(["--train-iter", "5"])
-    assert capsys.readouterr().err == "pretrain_headrank.py: unrecognized arguments: --train-iter 5; see 'pretrain_headrank.py --help'\n"
+    assert capsys.readouterr().err == (
+        "pretrain_headrank.py: unrecognized arguments: --train-iter 5; did you mean --train-iters?; see 'pretrain_headrank.py --help'\n"
+    )
+
 
 
 def test_stopping_early_leaves_the_schedule_as_it_is():

@@ -1,7 +1,9 @@
 "use strict";
-(() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
-  const byId = (id) => document.getElementById(id);
+const byId = (id) => document.getElementById(id);
+
+// The passages that stand in the page now. A page that shows others later aborts the signal, which takes the listeners away.
+function startView(signal) {
+  const data = JSON.parse(byId("data").textContent);
   const body = document.querySelector("tbody");
   const readout = byId("readout");
   const tip = byId("tip");
@@ -125,11 +127,6 @@
     tip.style.top = `${box.top > 44 ? box.top - tip.offsetHeight - 6 : box.bottom + 6}px`;
   }
 
-  function setTheme(dark) {
-    document.documentElement.dataset.theme = dark ? "dark" : "light";
-    byId("theme").setAttribute("aria-pressed", String(dark));
-  }
-
   const reshade = () => {
     shade();
     sort();
@@ -143,7 +140,6 @@
   byId("scale").addEventListener("change", shade);
   byId("sort").addEventListener("change", sort);
   byId("short").addEventListener("change", (event) => body.classList.toggle("short", event.target.checked));
-  byId("theme").addEventListener("click", () => setTheme(byId("theme").getAttribute("aria-pressed") !== "true"));
   document.querySelector("thead").addEventListener("click", (event) => {
     const head = event.target.closest("th[data-sort]");
     if (!head) return;
@@ -153,11 +149,22 @@
   });
   body.addEventListener("keydown", onKey);
   body.addEventListener("focusout", (event) => event.target.classList.contains("passage") && document.querySelectorAll(".current").forEach((word) => word.classList.remove("current")));
-  document.addEventListener("pointermove", onPointer);
-  document.addEventListener("scroll", () => { tip.hidden = true; }, true);
+  document.addEventListener("pointermove", onPointer, { signal });
+  document.addEventListener("scroll", () => { tip.hidden = true; }, { capture: true, signal });
   byId("controls").addEventListener("submit", (event) => event.preventDefault());
 
-  setTheme(window.matchMedia("(prefers-color-scheme: dark)").matches);
   shade();
   byId("controls").hidden = false;
-})();
+}
+
+function startTheme() {
+  const setTheme = (dark) => {
+    document.documentElement.dataset.theme = dark ? "dark" : "light";
+    byId("theme").setAttribute("aria-pressed", String(dark));
+  };
+  byId("theme").addEventListener("click", () => setTheme(byId("theme").getAttribute("aria-pressed") !== "true"));
+  setTheme(window.matchMedia("(prefers-color-scheme: dark)").matches);
+}
+
+startTheme();
+if (byId("data")) startView();

@@ -1,4 +1,4 @@
-"""The view as one self-contained HTML page: complete without JavaScript, switchable with it.
+"""The view as one self-contained HTML page: complete without JavaScript, switchable with it; or as a part of another page.
 
 Every text from outside goes through ``html.escape``; numbers travel in a JSON block whose '<' are escaped; a content security
 policy admits this page's own script by its hash and nothing else.
@@ -16,6 +16,8 @@ import numpy as np
 
 from headrank.reports.viewer.contents import SHADE_FROM, Passage, View
 
+_THEME_BUTTON = '<button type="button" id="theme" aria-pressed="false">Dark</button>'
+
 
 def to_html(view: View) -> str:
     """The page."""
@@ -23,18 +25,30 @@ def to_html(view: View) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     title = html.escape(f"{view.method}: {view.query}")
-    rows = "".join(_row(view, passage) for passage in view.passages)
-    data = json.dumps(_data(view), separators=(",", ":")).replace("<", "\\u003c")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
         f"<title>{title}</title><style>{style}</style></head><body>"
-        f'<a class="skip" href="#passages">Skip to the passages</a>{_header(view)}{_controls(view)}'
-        f'<main id="passages"><table><caption>{_caption(view)}</caption>'
-        f"<thead><tr>{_heads(view)}</tr></thead><tbody>{rows}</tbody></table></main>"
+        f'<a class="skip" href="#passages">Skip to the passages</a>{_header(view)}{_controls(view, _THEME_BUTTON)}'
+        f"<main>{_passages(view)}</main><script>{script}</script></body></html>\n"
+    )
+
+
+def to_fragment(view: View) -> str:
+    """What a page that brings viewer.css, viewer.js and a theme button of its own puts somewhere: legend, switches, passages."""
+    return f"{_legend(view)}{_controls(view)}{_passages(view)}"
+
+
+def _passages(view: View) -> str:
+    """The table, the places where the script writes, and its numbers."""
+    rows = "".join(_row(view, passage) for passage in view.passages)
+    data = json.dumps(_data(view), separators=(",", ":")).replace("<", "\\u003c")
+    return (
+        f'<div id="passages"><table><caption>{_caption(view)}</caption>'
+        f"<thead><tr>{_heads(view)}</tr></thead><tbody>{rows}</tbody></table></div>"
         '<p id="readout" role="status" aria-live="polite"></p><div id="tip" aria-hidden="true" hidden></div>'
-        f'<script type="application/json" id="data">{data}</script><script>{script}</script></body></html>\n'
+        f'<script type="application/json" id="data">{data}</script>'
     )
 
 
@@ -46,20 +60,24 @@ def _header(view: View) -> str:
     note = f"<p>{html.escape(view.note)}</p>" if view.note else ""
     is_late = bool(view.query_words)
     shading = "what they add to the score, over all query words or for one of them" if is_late else "calibrated attention"
-    dropped = "" if is_late else "<span><u>dotted</u>: dropped by the calibration</span>"
     return (
         f"<header><p class=eyebrow>Query {html.escape(view.query_id)}</p><h1>{html.escape(view.query)}</h1>"
         f"<p>{len(view.passages)} passages ranked by <strong>{html.escape(view.method)}</strong> on {html.escape(view.model)}. "
         f"Words are shaded by {shading}; hover over a word, or move to it with the keyboard, for its number.</p>{note}"
-        f'<p class="legend"><span>0 <b></b> the passage\'s maximum</span>{dropped}<span>green: relevant</span></p></header>'
+        f"{_legend(view)}</header>"
     )
+
+
+def _legend(view: View) -> str:
+    dropped = "" if view.query_words else "<span><u>dotted</u>: dropped by the calibration</span>"
+    return f'<p class="legend"><span>0 <b></b> the passage\'s maximum</span>{dropped}<span>green: relevant</span></p>'
 
 
 def _caption(view: View) -> str:
     return f"Passages for “{html.escape(view.query)}”, with the rank each method gives them"
 
 
-def _controls(view: View) -> str:
+def _controls(view: View, theme_button: str = "") -> str:
     """The switches; hidden until the script runs, because without it they would do nothing."""
     layers = sorted({part.layer for part in view.parts})
     by_layer = {layer: [part.name for part in view.parts if part.layer == layer] for layer in layers}
@@ -86,7 +104,7 @@ def _controls(view: View) -> str:
         '<option value="list">over the whole list</option></select></label>'
         f'<label>Sort by <select id="sort">{sort_options}</select></label>'
         '<label class="check"><input type="checkbox" id="short"> shorten passages</label>'
-        '<button type="button" id="theme" aria-pressed="false">Dark</button></form>'
+        f"{theme_button}</form>"
     )
 
 
