@@ -246,7 +246,6 @@ def test_abbreviated_flags_are_not_accepted_and_said_so_in_one_line(capsys):
     )
 
 
-
 def test_stopping_early_leaves_the_schedule_as_it_is():
     whole = config("--headrank-epochs", "1", "--global-batch-size", "32").with_length(91_000)
     early = config("--headrank-epochs", "1", "--global-batch-size", "32", "--headrank-stop-after", "1800").with_length(91_000)
