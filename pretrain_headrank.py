@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     """Check everything that can be checked cheaply, then build and train."""
     started = time.monotonic()
     from megatron_patches import device
+    from megatron_patches.kernels import prepare_kernels, start_overlap
     from megatron_patches.layer_spec import has_transformer_engine
     from megatron_patches.shape import ModelShape
     from megatron_patches.training.config import check_heads, config_from, with_readout
@@ -66,8 +67,17 @@ def run(args: argparse.Namespace) -> int:
     check_heads(heads, shape, config)
     config = with_readout(config, heads)
     check_outputs(args, is_writer=rank == 0)
+    prepare_kernels(config)
+    if config.trainer == "megatron":
+        from megatron_patches.training.megatron_trainer import check_megatron_trainer, train_with_megatron
+
+        check_megatron_trainer(config)
+        train_with_megatron(config, shape, heads)
+        return 0
     device.initialize(config.tensor_parallel, seed=config.seed, timeout_minutes=config.distributed_timeout_minutes)
     device.keep_freed_memory()
+    if config.tp_comm_overlap:
+        start_overlap(config, shape.hidden)
     prepared, batches = prepare_run(config, shape, heads)
     is_complete = train(prepared, batches, started)
     prepared.finish(is_complete)

@@ -59,7 +59,8 @@ CLIENTS = [
         "schemathesis",
     )
 ]
-DEV = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "peft", *SERVER, *TEACHER, *INTEGRATIONS, *CLIENTS]
+DEV = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "peft", "sentencepiece"]
+DEV += [*SERVER, *TEACHER, *INTEGRATIONS, *CLIENTS]
 
 setup(
     name="headrank",

@@ -37,7 +37,7 @@ if ((NNODES > 1)); then
 else
     TORCHRUN+=(--standalone)
 fi
-DISTRIBUTED_ARGS=(--tensor-model-parallel-size "$TP" --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather
+DISTRIBUTED_ARGS=(--tensor-model-parallel-size "$TP" --sequence-parallel --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather
     --exit-signal-handler ${EXIT_MINUTES:+--exit-duration-in-mins "$EXIT_MINUTES"}) # save and exit after so many minutes
 TRAINING_ARGS=(--micro-batch-size 1 --global-batch-size "$GLOBAL_BATCH_SIZE" --lr "$LR" --clip-grad 5.0 # these four are the paper's
     --lr-decay-style linear --weight-decay 0.01 --seed 1234 ${TRAIN_ITERS:+--train-iters "$TRAIN_ITERS"} # steps instead of an epoch

@@ -18,7 +18,7 @@ from megatron.core.models.common.embeddings.rope_utils import apply_rotary_pos_e
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.attention import SelfAttentionSubmodules
-from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.enums import AttnBackend, AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -155,7 +155,9 @@ class HeadRankCoreAttention(MegatronModule):
 class FusedHeadRankCoreAttention(HeadRankCoreAttention):
     """The same with Transformer Engine's fused attention for the causal context; the parallel layout is SDPA's here too."""
 
-    def _build_fused(self, **arguments: Any) -> torch.nn.Module:
+    def _build_fused(self, **arguments: Any) -> torch.nn.Module | None:
+        if self.config.attention_backend == AttnBackend.local:
+            return None
         from megatron.core.extensions.transformer_engine import TEDotProductAttention
 
         return TEDotProductAttention(**arguments)

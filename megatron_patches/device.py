@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import datetime
+import functools
 import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -23,6 +25,7 @@ from headrank.errors import InputError
 
 _cpu_mode: _CpuForCuda | None = None
 _LAUNCHER_NUMBERS = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_PORT": "29500"}  # and what holds without torchrun
+_NEWEST_GENERATION = 10  # of which Megatron asks for nothing in the environment
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # names of glibc's malloc.h
 
 
@@ -160,6 +163,7 @@ def install_cpu_backend() -> None:
         setattr(cuda, name, _nothing())
     for name in ("range_push", "range_pop", "mark"):
         setattr(cuda.nvtx, name, _nothing())
+    cuda.Stream, cuda.stream = _NoStream, contextlib.nullcontext
     cuda.current_stream = cuda.default_stream = lambda *_, **__: _NoStream()
     from megatron.core.tensor_parallel import random as megatron_random
 
@@ -169,6 +173,30 @@ def install_cpu_backend() -> None:
     logging.getLogger(megatron_random.__name__).addFilter(_is_not_the_shared_generator_warning)
     _cpu_mode = _CpuForCuda()
     _cpu_mode.__enter__()
+
+
+@contextlib.contextmanager
+def trainer_without_cuda() -> Iterator[None]:
+    """Let Megatron-LM's trainer start where there is no CUDA. Four of its functions cannot run there and are passed over:
+
+    the assertion that there is CUDA, the question for the GPU's generation, compiling its dataset index (ours is another), and warming
+    up compiled fusions.
+    """
+    if has_cuda():
+        yield
+        return
+    from megatron.training import arguments, initialize, training
+
+    with contextlib.ExitStack() as stack:
+        for place in (training, initialize):
+            whole = functools.partial(initialize.initialize_megatron, allow_no_cuda=True)
+            if hasattr(place, "initialize_megatron"):
+                stack.enter_context(mock.patch.object(place, "initialize_megatron", whole))
+            if hasattr(place, "set_jit_fusion_options"):
+                stack.enter_context(mock.patch.object(place, "set_jit_fusion_options", _nothing()))
+        stack.enter_context(mock.patch.object(initialize, "_compile_dependencies", _nothing()))
+        stack.enter_context(mock.patch.object(arguments, "get_device_arch_version", lambda: _NEWEST_GENERATION))
+        yield
 
 
 def _nothing() -> Callable[..., None]:
@@ -183,6 +211,9 @@ def _is_not_the_shared_generator_warning(record: logging.LogRecord) -> bool:
 
 class _NoStream:
     """A stream that is always done: gloo and CPU kernels are in program order."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Takes what torch.cuda.Stream does."""
 
     wait_stream = wait_event = record_event = synchronize = _nothing()
 

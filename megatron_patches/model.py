@@ -6,12 +6,14 @@ Face's; inside, rank r owns heads r*P .. r*P + P - 1. Shapes: B batch, S sequenc
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.fp8_utils import get_fp8_context
 from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.enums import ModelType
@@ -257,9 +259,10 @@ class HeadRankModel(MegatronModule):
                 capture = LateCapture(layout=layout, local_heads_by_layer=wanted, heads_per_group=self.shape.heads // self.shape.groups)
             else:
                 capture = RowCapture(layout=layout, local_heads_by_layer={} if mine is None else {layer: self._index_of(mine)})
-            output, _ = self.decoder.layers[layer](
-                hidden_states=hidden_SBE, attention_mask=None, rotary_pos_emb=rotary_SB1D, packed_seq_params=capture
-            )
+            with self._precision(layer):
+                output, _ = self.decoder.layers[layer](
+                    hidden_states=hidden_SBE, attention_mask=None, rotary_pos_emb=rotary_SB1D, packed_seq_params=capture
+                )
             return output, *capture.rows.get(layer, ())
 
         is_whole = self.config.recompute_method == "uniform" or layer < (self.config.recompute_num_layers or 0)
@@ -272,6 +275,13 @@ class HeadRankModel(MegatronModule):
         if isinstance(layout, LateRows):
             return output, (rows[0], rows[1])
         return output, LayerRows(tuple(head + self.heads_on_rank.start for head in mine), *rows)
+
+    def _precision(self, layer: int) -> contextlib.AbstractContextManager[Any]:
+        """Megatron's FP8 context of a layer, which its TransformerBlock would open; nothing without --fp8-format.
+
+        One for each layer, which is right for every recipe but delayed scaling.
+        """
+        return get_fp8_context(self.config, layer) if self.config.fp8 else contextlib.nullcontext()
 
     def _index_of(self, heads: Sequence[int]) -> torch.Tensor:
         """Head numbers on the device; the same few every time, and a copy would wait for the GPU."""

@@ -7,6 +7,8 @@ does not bring. setup.py declares the range that tests/megatron_versions runs.
 from __future__ import annotations
 
 import functools
+import importlib.util
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +44,22 @@ def reads_common_data_inside() -> bool:
 def common_file(directory: Path, metadata: Any) -> Path | None:
     """The file of a checkpoint's data that is no tensor; None where they lie among the tensors."""
     return None if keeps_common_data_inside(metadata) else directory / COMMON_FILE
+
+
+def has_training() -> bool:
+    """Whether Megatron-LM's trainer came with Megatron-Core, as it does in wheels from 0.17 on."""
+    return importlib.util.find_spec("megatron.training") is not None
+
+
+def run_pretrain(data_provider: Any, model_provider: Any, model_type: Any, forward_step: Any) -> None:
+    """megatron.training.pretrain() with the flags in sys.argv. From 0.18 on they are parsed before it and become a container."""
+    from megatron.training.training import pretrain
+
+    if "cfg_container" not in inspect.signature(pretrain).parameters:
+        pretrain(data_provider, model_provider, model_type, forward_step)
+        return
+    from megatron.training.argument_utils import pretrain_cfg_container_from_args
+    from megatron.training.arguments import parse_and_validate_args
+
+    container = pretrain_cfg_container_from_args(parse_and_validate_args())
+    pretrain(container, data_provider, model_type=model_type, forward_step_func=forward_step, model_provider=model_provider)

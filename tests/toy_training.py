@@ -37,7 +37,7 @@ def make_toy_job(directory: Path, *, num_queries: int = 6, num_documents: int = 
     heads = HeadSet(HEADS, "headrank", str(model), SIZES["num_hidden_layers"], SIZES["num_attention_heads"])
     heads.save(directory / "heads.json")
     for name, first, count in (("train", 0, num_queries), ("valid", num_queries, 3)):
-        _write_data(directory / name, first, count, num_documents)
+        write_toy_lists(directory / name, first, count, num_documents)
     return ToyJob(model, directory / "heads.json", directory / "train", directory / "valid")
 
 
@@ -60,24 +60,25 @@ def make_toy_collection(directory: Path, *, num_queries: int = 8, num_documents:
     return directory
 
 
-def _documents(number: int, num_documents: int) -> tuple[str, list[dict]]:
-    """A query of three words and its documents; a document of grade g holds g of them."""
+def _documents(number: int, num_documents: int, num_words: int = 6) -> tuple[str, list[dict]]:
+    """A query of three words and its documents of at least ``num_words``; a document of grade g holds g of the query's."""
     rng = random.Random(number)
     words = rng.sample(_WORDS, 3)
     grades = [rng.randrange(4) for _ in range(num_documents - 4)] + [0, 1, 2, 3]
     documents = []
     for rank, grade in enumerate(grades, start=1):
-        text = rng.choices(_WORDS, k=6 + rng.randrange(5)) + words[:grade]
+        text = rng.choices(_WORDS, k=num_words + rng.randrange(5)) + words[:grade]
         rng.shuffle(text)
         documents.append({"doc_id": f"d{rank}", "title": "", "text": " ".join(text), "rank": rank, "grade": grade})
     return " ".join(words), documents
 
 
-def _write_data(directory: Path, first_query: int, num_queries: int, num_documents: int) -> None:
+def write_toy_lists(directory: Path, first_query: int, num_queries: int, num_documents: int, num_words: int = 6) -> None:
+    """contexts.jsonl and pairs.jsonl of some queries."""
     directory.mkdir(parents=True)
     with open(directory / "contexts.jsonl", "w") as contexts, open(directory / "pairs.jsonl", "w") as pairs:
         for number in range(first_query, first_query + num_queries):
-            query, documents = _documents(number, num_documents)
+            query, documents = _documents(number, num_documents, num_words)
             names = {"context_id": f"toy/q{number}", "query_id": f"q{number}"}
             contexts.write(json.dumps({**names, "query": query, "documents": documents}) + "\n")
             for chosen in documents:

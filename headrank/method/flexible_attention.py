@@ -35,6 +35,7 @@ class FlexibleMask:
     segment_BS: torch.Tensor
     num_tiles_B1T: torch.Tensor
     tiles_B1TT: torch.Tensor
+    num_visible: int  # tiles of all contexts together: what the kernel works through
     _masks: dict[int | None, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -42,7 +43,7 @@ class FlexibleMask:
         """From the segments on the host."""
         num_tiles, tiles = visible_tiles(segment_BS)
         segments, counts, seen = together_on(device, [segment_BS, num_tiles[:, None], tiles[:, None]])
-        return cls(segments, counts, seen)
+        return cls(segments, counts, seen, int(num_tiles.sum()))
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, position_ids_BS: torch.Tensor, scale: float, window: int | None

@@ -5,6 +5,7 @@ Python and the commands ask here. An adapter's folder names the base model it wa
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ def load_tokenizer(model: str | Path, name: str) -> Any:
     """The tokenizer of a model or of an adapter's base; ``name`` is how the caller knows it, for the message."""
     from transformers import AutoTokenizer
 
+    require_tokenizer_reader(base_of(model))
     try:
         tokenizer = AutoTokenizer.from_pretrained(base_of(model))
     except InputError:
@@ -50,6 +52,13 @@ def load_tokenizer(model: str | Path, name: str) -> Any:
         ) from error
     require_words(tokenizer, name)
     return tokenizer
+
+
+def require_tokenizer_reader(folder: str) -> None:
+    """tokenizer.model alone (older Mistral and Llama) is converted by transformers, which needs sentencepiece for it."""
+    is_older = (Path(folder) / "tokenizer.model").is_file() and not (Path(folder) / "tokenizer.json").is_file()
+    if is_older and importlib.util.find_spec("sentencepiece") is None:
+        raise InputError(f"{folder}: brings tokenizer.model only, which needs the package sentencepiece: pip install sentencepiece")
 
 
 def require_words(tokenizer: Any, name: str) -> None:

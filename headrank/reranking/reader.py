@@ -22,7 +22,7 @@ from headrank.placement import describe, fastest_float, resolve_device
 from headrank.reranking.capture import Capture, ExitEarly, register
 from headrank.reranking.decoder import Decoder, load_decoder
 from headrank.reranking.decoder_files import DecoderShape, refuse_incomplete
-from headrank.reranking.model_sources import base_of, is_adapter_folder, require_words, resolve_model
+from headrank.reranking.model_sources import base_of, is_adapter_folder, require_tokenizer_reader, require_words, resolve_model
 from headrank.reranking.peft_folder import merge_into
 from headrank.reranking.plain_tokenizer import PlainTokenizer
 
@@ -161,6 +161,7 @@ def load_complete(auto: Any, model: str | Path, kind: str, **options: Any) -> tu
 
     source, dtype = base_of(model), options.pop("dtype", None)
     is_adapted = is_adapter_folder(model)
+    require_tokenizer_reader(source)
     try:
         with quiet_loading():
             tokenizer = AutoTokenizer.from_pretrained(source)

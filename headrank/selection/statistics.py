@@ -7,7 +7,6 @@ are small functions of these arrays, so that they can be kept on disk and anothe
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import zipfile
 from collections.abc import Sequence
@@ -17,12 +16,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from headrank.artifacts import fingerprint, model_fingerprint
 from headrank.formats import atomic_write
 from headrank.method.scores import calibrated_scores, entropy, sum_over_documents
 from headrank.method.spans import EncodedContext
 from headrank.reranking.reader import AttentionReader
 
-_SAMPLES, _SAMPLE_BYTES = 64, 1 << 16  # of each weight file, for the fingerprint of a model
 # how deep a model was loaded, and from where, is no part of its weights
 _DEPTH_AND_NAME = ("_name_or_path", "num_hidden_layers", "layer_types", "max_window_layers")
 
@@ -104,21 +103,14 @@ class StatisticsCache:
 
 
 def reader_key(reader: AttentionReader) -> str:
-    """A name for the weights behind a reader: configuration, dtype and samples across every weight file of a directory.
-
-    Sampling 4 MiB per file finds any retrained model without reading gigabytes; a hub name stands for itself.
-    """
-    config = {key: value for key, value in reader.config.to_dict().items() if key not in _DEPTH_AND_NAME} | {"layers": reader.num_layers}
-    digest = hashlib.sha256(f"{reader.model.dtype}|{reader.device.type}|{json.dumps(config, sort_keys=True, default=str)}".encode())
-    folder = Path(reader.name)
-    files = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.bin")) if folder.is_dir() else []
-    if not files:
-        digest.update(f"{reader.name}|{getattr(reader.config, '_commit_hash', None)}".encode())
-    for path in files:
-        size = path.stat().st_size
-        digest.update(f"|{path.name}|{size}|".encode())
-        with open(path, "rb") as stream:
-            for sample in range(_SAMPLES):
-                stream.seek(max(0, size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
-                digest.update(stream.read(_SAMPLE_BYTES))
-    return digest.hexdigest()[:24]
+    """A name for the weights behind a reader and how they are read: the model's fingerprint, its configuration, dtype and device."""
+    config = {key: value for key, value in reader.config.to_dict().items() if key not in _DEPTH_AND_NAME}
+    return fingerprint(
+        {
+            "model": model_fingerprint(reader.name),
+            "revision": getattr(reader.config, "_commit_hash", None),  # of a name on the hub, which may come to mean other weights
+            "config": config | {"layers": reader.num_layers},
+            "dtype": str(reader.model.dtype),
+            "device": reader.device.type,
+        }
+    )

@@ -27,6 +27,8 @@ LATE_FLAGS = {
     "--headrank-beta": 0,
 }
 
+LACKS = ("grouped rows", "flexible attention")
+
 
 @dataclass(frozen=True)
 class Job:
@@ -47,6 +49,9 @@ class Job:
     is_sequence_parallel: bool = False
     has_distributed_optimizer: bool = True
     has_gpu_kernels: bool = True
+    lacks: tuple[str, ...] = ()  # of LACKS: kernels of a GPU to plan without, to see what they save
+    recompute_modules: tuple[str, ...] = ()
+    is_full_depth: bool = False
     lora_rank: int = 0
 
     @property
@@ -102,6 +107,7 @@ class Job:
             "--lr": 1e-5,
             "--clip-grad": 5.0,
             **({"--recompute-granularity": "full"} if self.is_recomputed else {}),
+            **({"--recompute-granularity": "selective"} if self.recompute_modules else {}),
             **({"--headrank-lora-rank": self.lora_rank} if self.lora_rank else {}),
             **(LATE_FLAGS if self.is_late else {}),
         }
@@ -109,8 +115,10 @@ class Job:
             "--bf16": self.is_bf16,
             "--use-distributed-optimizer": self.has_distributed_optimizer,
             "--sequence-parallel": self.is_sequence_parallel,
+            "--headrank-full-depth": self.is_full_depth,
         }
-        return [str(part) for flag in flags.items() for part in flag] + [switch for switch, is_on in switches.items() if is_on]
+        given = [str(part) for flag in flags.items() for part in flag] + [switch for switch, is_on in switches.items() if is_on]
+        return [*given, *(["--recompute-modules", *self.recompute_modules] if self.recompute_modules else [])]
 
     def config(self) -> TrainingConfig:
         """The job through the real parser and its checks."""

@@ -37,6 +37,8 @@ COLLECTIVES: Mapping[str, tuple[str, int, int]] = {
 _WITHOUT_FAKE = {"c10d.allgather_into_tensor_coalesced_", "c10d.reduce_scatter_tensor_coalesced_"}
 # operators that read as much as they write, however large the table they read from
 _SPARSE_READS = {aten.embedding, aten.gather, aten.index, aten.index_select, aten.slice, aten.select}
+# what makes the host wait until the GPU has caught up
+_WAITS = {aten._local_scalar_dense, aten.nonzero, aten.is_nonzero, aten.equal, aten.masked_select, aten._unique2}
 _FREE = {aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.new_empty_strided, aten.detach, aten.alias}
 
 
@@ -62,6 +64,7 @@ class Costs:
 
     kernels: dict[Kernel, float] = field(default_factory=lambda: defaultdict(float))
     messages: dict[Message, float] = field(default_factory=lambda: defaultdict(float))
+    waits: float = 0.0  # times that the host waits for the GPU
 
     @property
     def flops(self) -> float:
@@ -87,6 +90,7 @@ class Costs:
                 result.kernels[kernel] += weight * count
             for message, count in costs.messages.items():
                 result.messages[message] += weight * count
+            result.waits += weight * costs.waits
         return result
 
 
@@ -127,6 +131,8 @@ class StepMeter(TorchDispatchMode):
         packet = func._overloadpacket
         if packet is torch.ops.prim.device:
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
+        if packet in _WAITS or (packet is aten.index and any(map(_is_mask, args[1]))):
+            self.phases[self.phase].waits += 1
         if packet is aten._local_scalar_dense and isinstance(args[0], FakeTensor):
             return _any_number(args[0].dtype)
         if packet is aten.index:
@@ -182,9 +188,13 @@ def _any_number(dtype: torch.dtype) -> float | int | bool:
     return 1.0 if dtype.is_floating_point else 1
 
 
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype == torch.bool
+
+
 def _half_of(index: Any) -> Any:
     """A fake mask has no values to count; what HeadRank masks is the middle zone, half of the list."""
-    if isinstance(index, FakeTensor) and index.dtype == torch.bool:
+    if isinstance(index, FakeTensor) and _is_mask(index):
         return index.new_zeros(max(1, index.numel() // 2), dtype=torch.int64)
     return index
 
@@ -241,7 +251,7 @@ def _attention_backward(
     return 2 * _attention_pairs(query, key, is_causal) * (3 * query.shape[-1] + 2 * value.shape[-1])
 
 
-FLOP_FORMULAS: Mapping[Any, Callable[..., int]] = {
+FLOP_FORMULAS: dict[Any, Callable[..., int]] = {
     **{packet: flop_registry[packet] for packet in (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)},
     aten._scaled_dot_product_flash_attention_for_cpu: _attention_forward,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,

@@ -191,6 +191,7 @@ class Plan:
             "flops_per_step": costs.flops,
             "memory_bytes_per_step": costs.traffic_bytes,
             "kernels_per_step": costs.num_kernels,
+            "waits_per_step": costs.waits,
             "sent_bytes_per_step": self.traffic_by_collective(),
             "compute_seconds": self.step.compute,
             "memory_seconds": self.step.memory,

@@ -68,7 +68,13 @@ def _batch(job: Job, encoded: EncodedContext, num_pairs: int) -> Batch:
     pairs = np.stack([np.arange(num_pairs) % job.documents, np.arange(1, num_pairs + 1) % job.documents], axis=1)
     ranks = np.arange(1, job.documents + 1)
     sample = Sample("context", "query", 0, 0, encoded, ranks, np.zeros(job.documents, np.int64), pairs)
-    input_ids_BS, layout = batch_contexts([encoded] * job.micro_batch_size, device=device.device())
+    step = job.tensor_parallel if job.is_sequence_parallel else 1  # what training pads to besides is under a percent
+    input_ids_BS, layout = batch_contexts(
+        [encoded] * job.micro_batch_size,
+        device=device.device(),
+        pad_to=-(-encoded.length // step) * step,
+        is_flexible=job.has_gpu_kernels and "flexible attention" not in job.lacks,
+    )
     copies = range(job.micro_batch_size)
     return Batch(
         samples=(sample,) * job.micro_batch_size,

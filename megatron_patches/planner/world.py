@@ -21,16 +21,22 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from headrank.method import attention
+from headrank.method.flexible_attention import FlexibleMask
 from megatron_patches import device
 from megatron_patches.planner.meter import StepMeter
+from megatron_patches.planner.tiled_attention import attend_to_tiles
 
 
 @contextlib.contextmanager
-def fake_world(world_size: int, tensor_model_parallel_size: int, rank: int = 0, *, has_gpu_kernels: bool = True) -> Iterator[StepMeter]:
+def fake_world(
+    world_size: int, tensor_model_parallel_size: int, rank: int = 0, *, has_gpu_kernels: bool = True, lacks: Sequence[str] = ()
+) -> Iterator[StepMeter]:
     """Become rank ``rank`` of a fake world, with every operator metered. Leaves no process group behind.
 
     ``has_gpu_kernels`` takes the operators that a GPU would run where they differ from the CPU's in what they keep for backward:
-    fused RMSNorm and Megatron's fused gated MLP. Without it the rehearsal is of a CPU job.
+    fused RMSNorm, Megatron's fused gated MLP, products of a few rows, FlexAttention. Without it the rehearsal is of a CPU job.
+    Transformer Engine's layers keep the same tensors as Megatron's own: input and output of the norm, Q, K, V, context, log sums.
     """
     from megatron.core import parallel_state, tensor_parallel
 
@@ -46,6 +52,10 @@ def fake_world(world_size: int, tensor_model_parallel_size: int, rank: int = 0, 
             stack.enter_context(mock.patch.object(device, "has_compiled_fusions", lambda: True))
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(mock.patch.object(torch.nn.RMSNorm, "forward", _fused_norm))
+            stack.enter_context(mock.patch.object(attention, "_lacks_grouped_kernel", _lacks_grouped_kernel))
+            if "grouped rows" in lacks:
+                stack.enter_context(mock.patch.object(attention, "_attend_few", _attend_few_by_the_masked_kernel))
+            stack.enter_context(mock.patch.object(FlexibleMask, "attend", attend_to_tiles))
         stack.enter_context(_NumbersFromFakes())
         parallel_state.initialize_model_parallel(tensor_model_parallel_size=tensor_model_parallel_size)
         tensor_parallel.model_parallel_cuda_manual_seed(1234, force_reset_rng=True)
@@ -122,6 +132,18 @@ def _fused_norm(norm: torch.nn.RMSNorm, x: torch.Tensor) -> torch.Tensor:
     if norm.weight is None or norm.weight.dtype != x.dtype:
         return torch.nn.functional.rms_norm(x, norm.normalized_shape, norm.weight, norm.eps)
     return torch.nn.functional.layer_norm(x, norm.normalized_shape, norm.weight)
+
+
+def _lacks_grouped_kernel(query: torch.Tensor, *, has_mask: bool) -> bool:
+    """headrank.method.attention's answer on a GPU."""
+    return has_mask or query.dtype == torch.float32
+
+
+def _attend_few_by_the_masked_kernel(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """What calibration rows would cost without the grouped product."""
+    return attention._attend(query, key, value, attn_mask=mask, scale=scale)
 
 
 class _NumbersFromFakes(TorchFunctionMode):

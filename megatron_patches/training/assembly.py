@@ -18,6 +18,7 @@ from megatron.core.optimizer import (
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler, ParamGroupOverride
 
 from headrank.method.heads import HeadSet
+from megatron_patches.kernels import kernel_settings, one_length
 from megatron_patches.layer_spec import chosen_engine
 from megatron_patches.lora import freeze_base
 from megatron_patches.model import HeadRankModel, build_model, build_transformer_config
@@ -35,22 +36,27 @@ def build_policy(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> H
 
     With adapters everything else is frozen. Weight decay acts on adapters as on any matrix: it draws the model towards its base.
     """
+    dtype = torch.bfloat16 if config.bf16 else torch.float32
+    use_engine = chosen_engine(config.transformer_impl, dtype)
     transformer_config = build_transformer_config(
         shape,
         tensor_model_parallel_size=config.tensor_parallel,
-        dtype=torch.bfloat16 if config.bf16 else torch.float32,
+        dtype=dtype,
         **layer_settings(config),
+        **kernel_settings(config, use_engine=use_engine),
         # Not perform_initialization=False: Megatron marks weights as tensor-parallel while it initialises them, and unmarked ones are
         # left out of the gradient norm on all ranks but the first.
         init_method=_leave_as_is,
         output_layer_init_method=_leave_as_is,
         embedding_init_method=_leave_as_is,
     )
+    if config.tp_comm_overlap:
+        transformer_config.fixed_length = one_length(config)  # type: ignore[attr-defined]
     model = build_model(
         shape,
         last_layer=None if config.full_depth else heads.l_max,
         transformer_config=transformer_config,
-        use_transformer_engine=chosen_engine(config.transformer_impl, transformer_config.params_dtype),
+        use_transformer_engine=use_engine,
         lora=config.lora,
     )
     if config.bf16:

@@ -14,6 +14,7 @@ from data_tools.training_set import Sample, TrainingSet
 from headrank.method.attention import BranchLayout, batch_contexts
 from headrank.method.transfer import together_on
 from megatron_patches import device
+from megatron_patches.kernels import LENGTH_STEP
 from megatron_patches.training.late_batches import LateBatch, make_late_batch
 from megatron_patches.training.reference import ReferenceScores
 
@@ -36,13 +37,15 @@ class Batch:
         return self.input_ids_BS.numel()
 
 
-LENGTH_STEP_ON_GPU = 64  # fused attention prepares itself anew for every length it meets, and prefers multiples of its tiles
-
-
 def length_multiple(config: TransformerConfig) -> int:
-    """What must divide the length of a batch: sequence parallelism splits it over the tensor-parallel ranks; on a GPU 64 as well."""
+    """What must divide the length of a batch: sequence parallelism splits it over the tensor-parallel ranks; on a GPU 64 as well.
+
+    With --tp-comm-overlap it is the longest length itself, and all batches are as long.
+    """
+    if config.tp_comm_overlap:
+        return config.fixed_length  # type: ignore[attr-defined,no-any-return]
     parts = config.tensor_model_parallel_size if config.sequence_parallel else 1
-    return math.lcm(parts, LENGTH_STEP_ON_GPU) if device.has_cuda() else parts
+    return math.lcm(parts, LENGTH_STEP) if device.has_cuda() else parts
 
 
 def make_batch(samples: tuple[Sample, ...], reference: ReferenceScores | None, where: torch.device, multiple_of: int = 1) -> Batch:

@@ -79,10 +79,17 @@ class TrainingConfig:
     recompute_first_layers: int | None
     recompute_modules: tuple[str, ...]
     transformer_impl: str | None
+    attention_backend: str
+    rope_fusion: bool
+    gradient_accumulation_fusion: bool
+    deterministic_mode: bool
+    fp8_format: str | None
+    fp8_recipe: str
     use_distributed_optimizer: bool
     overlap_grad_reduce: bool
     overlap_param_gather: bool
     sequence_parallel: bool
+    tp_comm_overlap: bool
     distributed_timeout_minutes: int
     save: str | None
     load: str | None
@@ -102,12 +109,21 @@ class TrainingConfig:
     exit_duration_in_mins: int | None
     exit_signal_handler: bool
     max_nan_steps: int
+    trainer: str
+    megatron_flags: str | None
     tensorboard_dir: str | None
     tensorboard_log_interval: int
     wandb_project: str
     wandb_exp_name: str
     wandb_save_dir: str
     log_throughput: bool
+    timing_log_level: int
+    timing_log_option: str
+    profile: bool
+    profile_step_start: int
+    profile_step_end: int
+    profile_ranks: tuple[int, ...]
+    use_pytorch_profiler: bool
 
     @property
     def num_microbatches(self) -> int:
@@ -178,6 +194,10 @@ def config_from(args: argparse.Namespace, world_size: int) -> TrainingConfig:
         "recompute_first_layers": args.recompute_num_layers if args.recompute_method == "block" else None,
         "recompute_modules": _recompute_modules(args),
         "sequence_parallel": args.sequence_parallel and tensor_parallel > 1,
+        "tp_comm_overlap": args.tp_comm_overlap and tensor_parallel > 1,
+        "rope_fusion": not args.no_rope_fusion,
+        "gradient_accumulation_fusion": not args.no_gradient_accumulation_fusion,
+        "profile_ranks": tuple(args.profile_ranks),
         "save_optimizer": not args.no_save_optim,
         "load_optimizer": not args.no_load_optim,
         "keep_checkpoints": args.headrank_keep_checkpoints,
@@ -186,6 +206,8 @@ def config_from(args: argparse.Namespace, world_size: int) -> TrainingConfig:
         "reference_cache": args.headrank_reference_cache,
         "reference_model": args.headrank_reference_model,
         "max_nan_steps": args.headrank_max_nan_steps,
+        "trainer": args.headrank_trainer,
+        "megatron_flags": args.headrank_megatron_flags,
     }
     return TrainingConfig(**{**_taken(args, TrainingConfig), **derived})
 
@@ -239,6 +261,10 @@ def check_heads(heads: HeadSet, shape: ModelShape, config: TrainingConfig) -> No
         )
     heads.check_fits(shape.layers, shape.heads, config.model)
     check_tensor_parallel_size(shape, config.tensor_parallel)
+    if config.tp_comm_overlap and heads.prompt.document_layout != "sequential":  # elsewhere --seq-length does not bound a batch
+        raise InputError(
+            f"--tp-comm-overlap needs batches of one length, which the {heads.prompt.document_layout} layout has not; remove it"
+        )
     if heads.prompt.is_late:
         if config.permutations:
             raise InputError("--headrank-permutations: the late layout has no order of passages; remove it")

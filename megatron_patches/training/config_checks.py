@@ -33,7 +33,7 @@ _RANGES: list[tuple[Callable[[float], bool], str, tuple[str, ...]]] = [
         "seed", "min_lr", "lr_warmup_iters", "lr_warmup_init", "weight_decay", "clip_grad", "num_workers",
         "headrank_keep_checkpoints", "headrank_in_batch_weight", "headrank_teacher_ranknet",
         "headrank_teacher_listwise", "headrank_teacher_margin_mse", "headrank_alpha", "headrank_beta",
-        "headrank_gamma", "headrank_eta", "headrank_margin", "headrank_lora_rank")),
+        "headrank_gamma", "headrank_eta", "headrank_margin", "headrank_lora_rank", "profile_step_start")),
     (lambda value: 0 <= value < 1, "must be at least 0 and below 1",
         ("adam_beta1", "adam_beta2", "lr_warmup_fraction")),
     (lambda value: 0 < value <= _MINUTES_OF_A_YEAR, f"must be from 1 to {_MINUTES_OF_A_YEAR}, a year",
@@ -118,6 +118,16 @@ def _contradictions(args: argparse.Namespace) -> list[tuple[bool, str]]:
          "--headrank-lora-rank N")),
         (not args.headrank_lora_rank and args.headrank_lora_targets is not None, ("--headrank-lora-targets goes with adapters; add "
          "--headrank-lora-rank N")),
+        (args.tp_comm_overlap and not args.sequence_parallel, "--tp-comm-overlap overlaps what --sequence-parallel sends; add it"),
+        (args.tp_comm_overlap and args.seq_length is None, "--tp-comm-overlap has buffers of one size; add --seq-length N"),
+        (args.fp8_format is not None and not args.bf16, f"--fp8-format {args.fp8_format} goes with --bf16; add it"),
+        (args.profile and args.profile_step_end <= args.profile_step_start, (f"--profile-step-end {args.profile_step_end} is not after "
+         f"--profile-step-start {args.profile_step_start}")),
+        (args.headrank_megatron_flags is not None and args.headrank_trainer != "megatron", ("--headrank-megatron-flags go with "
+         "--headrank-trainer megatron; add it")),
+        (args.use_pytorch_profiler and not args.profile, "--use-pytorch-profiler goes with --profile; add it"),
+        (args.use_pytorch_profiler and args.save is None and args.tensorboard_dir is None,
+         "--use-pytorch-profiler needs a place for its traces; add --save or --tensorboard-dir"),
         (args.finetune and args.load is None and args.pretrained_checkpoint is None, ("--finetune needs weights to start from; "
          "add --load or --pretrained-checkpoint, or remove it")),
         (args.finetune and args.load is not None and args.pretrained_checkpoint is not None, ("--finetune starts from one checkpoint, but "
@@ -130,12 +140,17 @@ def _contradictions(args: argparse.Namespace) -> list[tuple[bool, str]]:
 
 def check_machine(args: argparse.Namespace, *, has_cuda: bool, has_transformer_engine: bool) -> None:
     """The backend follows from the machine, Transformer Engine may be missing; asking for what is not there is a mistake worth a line."""
+    has_engine = has_transformer_engine and args.transformer_impl != "local"
     backend, machine = ("nccl", "has GPUs") if has_cuda else ("gloo", "has no GPU that torch can use")
     _refuse([
         (args.distributed_backend not in (None, backend),
          f"--distributed-backend {args.distributed_backend}: this machine {machine}; use {backend} or remove the flag"),
         (args.transformer_impl == "transformer_engine" and not has_transformer_engine, ("--transformer-impl transformer_engine: "
          "Transformer Engine cannot be used here (it needs a GPU and headrank[gpu]); use local or remove the flag")),
+        (args.tp_comm_overlap and not has_engine, "--tp-comm-overlap needs Transformer Engine's layers; remove it"),
+        (args.fp8_format is not None and not has_engine, f"--fp8-format {args.fp8_format} needs Transformer Engine's layers; remove it"),
+        (args.profile and not args.use_pytorch_profiler and not has_cuda, "--profile is for nsys, which looks at GPUs; add "
+         "--use-pytorch-profiler"),
     ])  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from megatron_patches.parallel_scores import gather_from_all, largest_on_any_ran
 from megatron_patches.training.assembly import data_parallel_rank, step_flops
 from megatron_patches.training.batches import Batch
 from megatron_patches.training.config import TrainingConfig
+from megatron_patches.training.diagnostics import StepWatch, report_memory
 from megatron_patches.training.exits import ExitDecision
 from megatron_patches.training.held_out import evaluate, score_sample
 from megatron_patches.training.late_batches import LateBatch
@@ -100,31 +101,46 @@ def train(run: Run, batches: Iterator[Batch | LateBatch], started: float | None 
     """
     config, progress = run.config, run.progress
     exits = ExitDecision(config, device.device(), started)
+    watch, first = StepWatch(config, run.model, run.optimizer), progress.iteration + 1
     if progress.iteration == 0 and run.held_out:
         evaluate_held_out(run)
     window = Window()
     assert config.train_iters is not None
     while progress.iteration < config.train_iters:
+        watch.before_step(progress.iteration)
         started = time.perf_counter()
         result = train_step(run.model, run.optimizer, batches, run.heads, config.loss, config.num_microbatches)
         progress.iteration += 1
         progress.consumed_samples += config.global_batch_size
         _count(run, result)
         seconds = time.perf_counter() - started
+        watch.after_step(progress.iteration)
         window.add(result, seconds)
         _record(run, result, seconds)
+        if progress.iteration == first:
+            report_memory(progress.iteration, run.metrics)
         if progress.iteration % config.log_interval == 0 or progress.iteration == config.train_iters:
             _log(run, result, window)
+            watch.log_times(window.steps)
             window = Window()
         # evaluation before saving: what is saved as the best has been measured
-        is_best = _is_time(config.eval_interval, run) and bool(run.held_out) and evaluate_held_out(run)
-        is_saved = _save_if(run, is_best or _is_time(config.save_interval, run) or progress.iteration in config.keep_iters)
+        is_best = False
+        if _is_time(config.eval_interval, run) and run.held_out:
+            with watch.timed("eval-time", 0):
+                is_best = evaluate_held_out(run)
+        is_saved = is_best or _is_time(config.save_interval, run) or progress.iteration in config.keep_iters
+        if is_saved:
+            with watch.timed("save-checkpoint", 0):
+                is_saved = _save(run)
         # asked on every iteration by every rank: it is a collective
         reason = exits.reason(progress.iteration)
         if reason is not None and progress.iteration < config.train_iters:
-            _save_if(run, not is_saved)
+            if not is_saved:
+                _save(run)
+            watch.stop_profile()
             logger.info("exiting program %s", reason)
             return False
+    watch.stop_profile()
     return True
 
 
@@ -254,8 +270,9 @@ def _require_finite_weights(run: Run) -> None:
         )
 
 
-def _save_if(run: Run, is_wanted: bool) -> bool:
-    if is_wanted and run.config.save is not None:
+def _save(run: Run) -> bool:
+    """Save where there is a place; whether it was."""
+    if run.config.save is not None:
         with _whole_parameters(run):
             _require_finite_weights(run)
             run.checkpoints.save(run.model, run.optimizer, run.scheduler, asdict(run.progress))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from megatron_patches.training.flag_kinds import Flag, switch, value
 
 RECOMPUTE_MODULES = ("core_attn", "mlp")
+ATTENTION_BACKENDS = ("auto", "flash", "fused", "unfused", "local")
 
 MEGATRON_FLAGS: dict[str, list[Flag]] = {
     "distributed": [
@@ -20,6 +21,11 @@ MEGATRON_FLAGS: dict[str, list[Flag]] = {
         switch("--use-distributed-optimizer", "Shard the optimizer's state over data-parallel ranks."),
         switch("--overlap-grad-reduce", "Reduce gradients while the backward pass still runs."),
         switch("--overlap-param-gather", "Gather parameters while the forward pass runs; needs the distributed optimizer."),
+        switch(
+            "--tp-comm-overlap",
+            "Transformer Engine overlaps the collectives of --sequence-parallel with its products. Its buffers have one size: every batch "
+            "is padded to --seq-length.",
+        ),
         value("--distributed-timeout-minutes", int, 10, "How long a rank waits for another before the job fails."),
         value("--distributed-backend", str, None, "nccl or gloo; by default what the machine has.", choices=["nccl", "gloo"]),
     ],
@@ -84,10 +90,36 @@ MEGATRON_FLAGS: dict[str, list[Flag]] = {
             "its matrix products would be TF32.",
             choices=["local", "transformer_engine"],
         ),
+        value(
+            "--attention-backend",
+            str,
+            "auto",
+            "The attention kernel of Transformer Engine and of torch; 'unfused' makes S x S matrices, 'local' is torch's attention also in "
+            "Transformer Engine's layers.",
+            choices=list(ATTENTION_BACKENDS),
+        ),
+        switch("--no-rope-fusion", "Do not use Transformer Engine's rotary kernel (it is used at --micro-batch-size 1)."),
+        switch("--no-gradient-accumulation-fusion", "Do not add gradients of weights to the float32 buffers inside the product."),
+        switch("--deterministic-mode", "Only kernels that give the same bits every time; slower."),
     ],
     "precision": [
         switch("--bf16", "bfloat16 weights with float32 master weights and gradients."),
         switch("--fp16", "Refused: calibrated masses lose their digits in float16."),
+        value(
+            "--fp8-format",
+            str,
+            None,
+            "Products in FP8 through Transformer Engine, weights and attention rows as before; nobody has measured what it does to scores "
+            "(docs/gpu.md says what to measure).",
+            choices=["e4m3", "hybrid"],
+        ),
+        value(
+            "--fp8-recipe",
+            str,
+            "tensorwise",
+            "How FP8 values are scaled. Megatron's 'delayed' is not there: its histories must not be left between layers.",
+            choices=["tensorwise", "mxfp8", "blockwise"],
+        ),
         switch("--accumulate-allreduce-grads-in-fp32", "Accepted for launchers; gradients are always float32."),
     ],
     "checkpointing": [
@@ -120,6 +152,22 @@ MEGATRON_FLAGS: dict[str, list[Flag]] = {
         value("--wandb-exp-name", str, "", "Name of the run there.", metavar="NAME"),
         value("--wandb-save-dir", str, "", "Local directory of its files.", metavar="DIR"),
         switch("--log-throughput", "Add TFLOP/s per GPU to the log line."),
+        value(
+            "--timing-log-level",
+            int,
+            0,
+            "Timers: 0 evaluation and saving, 1 forward-backward and optimizer too, 2 all of Megatron's; above 0 they wait for the GPU.",
+            choices=[0, 1, 2],
+            metavar=None,
+        ),
+        value(
+            "--timing-log-option", str, "minmax", "Timers of all ranks in one number, two, or one by one.", choices=["max", "minmax", "all"]
+        ),
+        switch("--profile", "Profile some steps for nsys (--capture-range=cudaProfilerApi), or with --use-pytorch-profiler."),
+        value("--profile-step-start", int, 10, "The first step is the one after this."),
+        value("--profile-step-end", int, 12, "The last step."),
+        value("--profile-ranks", int, [0], "Ranks that record; none given: all.", nargs="*"),
+        switch("--use-pytorch-profiler", "With --profile: a trace per rank in torch_profile beside --tensorboard-dir, or below --save."),
     ],
     "data": [
         value(

@@ -73,12 +73,12 @@ def prepare_run(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> tu
     data = open_training_data(config, shape, heads)
     held_out = held_out_data(config, shape, heads, data)
     config = config.with_length(len(data))
-    _announce(config, shape, heads, data, len(held_out))
+    announce(config, shape, heads, data, len(held_out))
     checkpoints = RunCheckpoints(config, heads)
     policy = build_policy(config, shape, heads)
     # before the optimizer exists: the reference is the start weights, and its activations and the optimizer's moments
     # need not fit together
-    reference = _reference(config, heads, data, policy, is_resuming=checkpoints.resume_iteration is not None)
+    reference = prepare_reference(config, heads, data, policy, is_resuming=checkpoints.resume_iteration is not None)
     model = wrap_model(config, policy)
     optimizer, scheduler = build_optimizer(config, model)
     progress = Progress(**checkpoints.load(model, optimizer, scheduler))
@@ -107,7 +107,7 @@ def prepare_run(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> tu
     return run, batches
 
 
-def _announce(config: TrainingConfig, shape: ModelShape, heads: HeadSet, data: TrainingSet | LateTrainingSet, num_held_out: int) -> None:
+def announce(config: TrainingConfig, shape: ModelShape, heads: HeadSet, data: TrainingSet | LateTrainingSet, num_held_out: int) -> None:
     """The resolved configuration, once."""
     logger.info("configuration:")
     for name, value in sorted(config.to_dict().items()):
@@ -128,7 +128,7 @@ def _announce(config: TrainingConfig, shape: ModelShape, heads: HeadSet, data: T
         logger.info("%s", saving_report(shape, heads.l_max))
 
 
-def _reference(
+def prepare_reference(
     config: TrainingConfig, heads: HeadSet, data: TrainingSet | LateTrainingSet, policy: HeadRankModel, *, is_resuming: bool
 ) -> ReferenceScores | None:
     """Load the start weights into ``policy`` and complete the reference cache with them, or with those of --headrank-reference-model,

@@ -19,6 +19,7 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.utils import unwrap_model
 
 from headrank.method.heads import HeadSet
 from headrank.method.loss_settings import LossSettings
@@ -120,7 +121,12 @@ def train_step(
     # reduced before anyone looks at it: every rank must see the same number, or some would step and others skip
     values = sum_over_data_parallel(values) / parallel_state.get_data_parallel_world_size()
     terms = dict(zip(TERMS, values.tolist(), strict=True))
+    timers = unwrap_model(model).config.timers
+    if timers is not None:
+        timers("optimizer", log_level=1).start()
     is_updated, grad_norm = guarded_update(optimizer, is_loss_finite=math.isfinite(terms["total"]))
+    if timers is not None:
+        timers("optimizer").stop()
     bad: tuple[str, ...] = ()
     if not is_updated:
         # where only the gradient is not finite, any query of the step may have done it

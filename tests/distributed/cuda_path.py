@@ -18,16 +18,17 @@ import torch
 from tests.distributed.launcher import free_port
 
 TENSOR_PARALLEL = ("--tensor-model-parallel-size", "2")
+UNFUSED = ("--no-rope-fusion", "--no-gradient-accumulation-fusion")
 LAUNCHER = ("--bf16", "--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")  # as launch/train_common.sh
 
 
-def train(toy_flags: list[str], save: Path, *more: str, iterations: int = 4) -> list[float]:
+def train(toy_flags: list[str], save: Path, *more: str, iterations: int = 4, use_engine: bool = True) -> list[float]:
     """Losses of one run of pretrain_headrank.py in this process."""
     import pretrain_headrank
 
     os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)  # the last run's may still be closing
     flags = [*toy_flags, "--save", str(save), "--train-iters", str(iterations), "--lr-decay-style", "constant", *more]
-    with mock.patch("megatron_patches.layer_spec.has_transformer_engine", lambda: True):
+    with mock.patch("megatron_patches.layer_spec.has_transformer_engine", lambda: use_engine):
         assert pretrain_headrank.main(flags) == 0, flags
     torch.set_default_dtype(torch.float32)
     events = map(json.loads, (save / "metrics.jsonl").read_text().splitlines())
@@ -43,12 +44,25 @@ def trained(toy_flags: list[str], place: Path) -> dict[str, list[float]]:
         "engine fp32": train(toy_flags, place / "fp32", *engine),
         "local bf16": train(toy_flags, place / "plain", *LAUNCHER, *local),
         "engine bf16": train(toy_flags, place / "bf16", *LAUNCHER, *engine),
-        "engine bf16, not split": train(toy_flags, place / "whole", *LAUNCHER, *engine[:-1], "--recompute-activations"),
+        "engine bf16, not split": train(toy_flags, place / "whole", *LAUNCHER, *engine[:-1], "--recompute-activations", *UNFUSED),
+        "engine fp8": train(toy_flags, place / "fp8", *LAUNCHER, *engine, "--fp8-format", "hybrid"),
     }
     for name, again in (("resumed", engine), ("resumed without tensor parallelism", engine[:2])):
         save = place / name
         train(toy_flags, save, *LAUNCHER, *engine, "--exit-interval", "2")
         found[f"engine bf16, {name}"] = train(toy_flags, save, *LAUNCHER, *again)
+    return found
+
+
+def with_apex(toy_flags: list[str], place: Path) -> dict[str, Any]:
+    """Losses with apex's fused optimizer, whole and resumed, and how many steps it took."""
+    from apex import optimizers
+
+    flags = ("--bf16", "--use-distributed-optimizer", *TENSOR_PARALLEL)
+    found: dict[str, Any] = {"whole": train(toy_flags, place / "whole", *flags, use_engine=False)}
+    found["steps"] = len(optimizers.UPDATES)
+    train(toy_flags, place / "again", *flags, "--exit-interval", "2", use_engine=False)
+    found["resumed"] = train(toy_flags, place / "again", *flags, use_engine=False)
     return found
 
 
@@ -90,6 +104,8 @@ def main(what: str, output: Path, *toy_flags: str) -> None:
     found: Any
     if what == "train":
         found = trained(list(toy_flags), output.parent)
+    elif what == "apex":
+        found = with_apex(list(toy_flags), output.parent)
     else:
         found = {"local": places(use_engine=False), "engine": places(use_engine=True)}
     if os.environ.get("RANK", "0") == "0":

@@ -8,6 +8,7 @@ import dataclasses
 import io
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -75,6 +76,8 @@ def numbers(measured: Measurement) -> dict[str, Any]:
         costs = values.pop(phase)
         values[f"{phase}_flops"] = costs.flops
         values[f"{phase}_traffic"] = costs.traffic_bytes
+        values[f"{phase}_kernels"] = costs.num_kernels
+        values[f"{phase}_waits"] = costs.waits
         values[f"{phase}_messages"] = {tuple(message): count for message, count in costs.messages.items()}
     return values
 
@@ -82,6 +85,12 @@ def numbers(measured: Measurement) -> dict[str, Any]:
 def predict(jobs: list[tuple[Job, str, bool]]) -> list[dict[str, Any]]:
     """The planner's numbers of each (job, recipe, in full or by depth)."""
     return [numbers(measure(job, recipe) if is_full else measure_by_depth(job, recipe)) for job, recipe, is_full in jobs]
+
+
+def with_grouped_float32(job: Job) -> int:
+    """Activations of a job as if its GPU had an attention kernel for float32 that knows groups."""
+    with mock.patch("megatron_patches.planner.world._lacks_grouped_kernel", lambda query, *, has_mask: has_mask):
+        return measure.__wrapped__(job).activation_bytes
 
 
 def command(commands: list[tuple[str, ...]]) -> list[tuple[int, str, str]]:

@@ -19,9 +19,11 @@ from tests.distributed.launcher import QUIET_ENVIRONMENT, ROOT, free_port, rank_
 from tests.megatron_versions import releases
 from tests.toy_training import make_toy_job
 
+pytestmark = pytest.mark.timeout(2400)  # a minute each on an idle machine
 FOLDER = releases.cache_folder()
 needs_wheels = pytest.mark.skipif(FOLDER is None, reason="fetches wheels: make test-megatron-versions (HEADRANK_MEGATRON_WHEELS=folder)")
 SAME_LOSS = 1e-6
+SAME_TRAINER = 1e-5
 
 
 def declared() -> SpecifierSet:
@@ -60,6 +62,14 @@ def lives(toy, tmp_path_factory):
 
 
 def live(version: str, toy, place: Path, others: list[Path]) -> dict:
+    place.mkdir()
+    flags = toy.flags("--global-batch-size", "2", "--lr-decay-style", "constant")
+    said = run_with(version, "exercise", place, json.dumps(flags), json.dumps([str(other) for other in others]))
+    return {**json.loads((place / "found.json").read_text()), "said": said}
+
+
+def run_with(version: str, module: str, place: Path, *arguments: str) -> str:
+    """Two processes of a module of this folder under a release; what they said."""
     home = releases.release(version, FOLDER)
     needed = releases.required_python(home)
     if "{}.{}".format(*sys.version_info) not in SpecifierSet(needed):
@@ -67,21 +77,33 @@ def live(version: str, toy, place: Path, others: list[Path]) -> dict:
     path = [str(ROOT), str(home)]
     if Version(version) >= Version("0.18"):
         path.append(str(releases.triton(FOLDER)))
-    place.mkdir()
-    flags = toy.flags("--global-batch-size", "2", "--lr-decay-style", "constant")
     environment = {**os.environ, **QUIET_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(path), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.megatron_versions.exercise", str(place), json.dumps(flags)]
-    command.append(json.dumps([str(other) for other in others]))
+    command = [sys.executable, "-W", "ignore", "-m", f"tests.megatron_versions.{module}", str(place), *arguments]
     port = free_port()
     with open(place / "log", "wb") as log:
         ranks = [
             subprocess.Popen(command, cwd=ROOT, env=environment | rank_environment(rank, 2, port), stdout=log, stderr=subprocess.STDOUT)
             for rank in range(2)
         ]
-        codes = [process.wait(timeout=500) for process in ranks]
+        codes = [process.wait(timeout=900) for process in ranks]
     said = (place / "log").read_text(errors="replace")
     assert codes == [0, 0], said[-6000:]
-    return {**json.loads((place / "found.json").read_text()), "said": said}
+    return said
+
+
+@needs_wheels
+@pytest.mark.parametrize("version", TESTED[1:])  # the wheel of 0.16 has no megatron.training
+@pytest.mark.parametrize("split", ["tensor", "data"])
+def test_megatrons_trainer_has_the_losses_of_ours(version, split, toy, tmp_path) -> None:
+    flags = toy.flags("--global-batch-size", "2", "--train-iters", "10", "--clip-grad", "1.0")
+    more = ["--tensor-model-parallel-size", "2", "--sequence-parallel"] if split == "tensor" else ["--use-distributed-optimizer"]
+    said = run_with(version, "trainer", tmp_path, json.dumps([*flags, *more]))
+    ours = json.loads((tmp_path / "ours.json").read_text())
+    told = re.findall(r"iteration +\d+/ +10 .*headrank loss: ([0-9.E+-]+)", said.split("MEGATRON'S TRAINER")[1])
+    theirs = [float(loss) for loss in told]
+    theirs[1] = 2 * theirs[1] - theirs[0]  # Megatron tells the first step, and then the mean of the first two
+    assert len(ours) == 10 and theirs == pytest.approx(ours, rel=SAME_TRAINER)
+    assert (tmp_path / "megatron" / "iter_0000010").is_dir()
 
 
 @needs_wheels

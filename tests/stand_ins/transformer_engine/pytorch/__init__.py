@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 
+from transformer_engine.pytorch.fp8 import FP8GlobalStateManager, fp8_autocast  # noqa: F401
+
 ops = SimpleNamespace(SwiGLU=None, GEGLU=None, ReGLU=None, GELU=None, ReLU=None, Sequential=torch.nn.Sequential, FusibleOperation=object)
 
 
@@ -30,7 +32,28 @@ class RMSNorm(_Module):
 LayerNorm = RMSNorm
 
 
+class _FusedProduct(torch.autograd.Function):
+    """The weight's gradient goes straight into the float32 buffer; autograd gets a tensor that nobody looks at."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias = bias is not None
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        rows = gradient.flatten(0, -2)
+        if weight.requires_grad:
+            weight.main_grad.add_(rows.t() @ x.flatten(0, -2))
+            weight.grad_added_to_main_grad = True
+        return gradient @ weight, torch.full_like(weight, float("nan")), rows.sum(0) if ctx.has_bias else None
+
+
 class Linear(_Module):
+    save_original_input = False  # the real one keeps quantised inputs in FP8
+
     def __init__(
         self,
         in_features,
@@ -61,6 +84,7 @@ class Linear(_Module):
         from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes  # Megatron imports this module first
 
         set_tensor_model_parallel_attributes(self.weight, axis is not None, axis or 0, 1)
+        self.is_fused = fuse_wgrad_accumulation
         self.bias = None
         if bias:
             self.bias = torch.nn.Parameter(torch.zeros(shape[0], dtype=params_dtype, device=device))
@@ -75,7 +99,10 @@ class Linear(_Module):
                 tensor_parallel.gather_from_sequence_parallel_region if is_split else tensor_parallel.copy_to_tensor_model_parallel_region
             )
             x = whole(x, group=self.tp_group)
-        y = F.linear(x, self.weight, None if self.return_bias else self.bias)
+        if FP8GlobalStateManager.is_fp8_enabled():
+            x = x + (x.detach().to(torch.float8_e4m3fn).to(x.dtype) - x.detach())
+        product = _FusedProduct.apply if self.is_fused and hasattr(self.weight, "main_grad") else F.linear
+        y = product(x, self.weight, None if self.return_bias else self.bias)
         if self.parallel_mode == "row":
             total = (
                 tensor_parallel.reduce_scatter_to_sequence_parallel_region

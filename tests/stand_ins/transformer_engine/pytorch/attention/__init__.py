@@ -1,0 +1,1 @@
+"""Attention's parts by the names that Megatron-Core imports."""
