@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -90,6 +91,27 @@ def add_store_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGrou
         metavar="MB",
         help="late heads: memory for keys of passages that had to be computed (default 512; 0: none)",
     )
+
+
+def add_ray_arguments(parser: argparse.ArgumentParser) -> None:
+    """--ray, --ray-workers."""
+    group = parser.add_argument_group("beyond one machine")
+    group.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        nargs="?",
+        const="",
+        help="on a Ray cluster, a process for each GPU or core; without an address that of RAY_ADDRESS, or one of this machine's cores",
+    )
+    group.add_argument("--ray-workers", type=positive_int, metavar="N", help="processes on the cluster (default: its GPUs, or its cores)")
+
+
+def check_ray_arguments(args: argparse.Namespace) -> None:
+    """--ray-workers alone has no meaning, nor has --ray under torchrun."""
+    if args.ray is None and args.ray_workers is not None:
+        raise InputError("--ray-workers counts processes of a Ray cluster; give --ray with it")
+    if args.ray is not None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise InputError("--ray starts the processes itself; run it without torchrun")
 
 
 def prompt_of(source: str) -> PromptTemplate:
