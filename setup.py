@@ -42,6 +42,7 @@ GPU = ["transformer-engine[pytorch]>=2.9,<2.12"]
 LUCENE = ["pyserini>=1.0"]  # needs Java 21
 DATASETS = ["ir_datasets>=0.5"]  # headrank benchmark prepare NAME --from ir_datasets
 TEACHER = ["sentence-transformers>=5.0", "onnxruntime"]  # headrank label: cross-encoders as teachers
+COLBERT = ["sentence-transformers>=6.0"]  # headrank benchmark prepare hotpotqa --colbert: reads ColBERTv2's own checkpoint
 SERVE = ["fastapi", "uvicorn"]  # headrank serve
 SERVER = [*SERVE, "openai"]  # what 'transformers serve' needs: the tests talk to a real OpenAI-compatible server
 RAY = ["ray[data]>=2.40"]  # headrank rerank --ray, headrank index --ray
@@ -85,6 +86,7 @@ setup(
         "lucene": LUCENE,
         "datasets": DATASETS,
         "teacher": TEACHER,
+        "colbert": COLBERT,
         "integrations": INTEGRATIONS + TEACHER,
         "serve": SERVE,
         "ray": RAY,

@@ -146,7 +146,8 @@ def facts_of(job: RerankJob, target: Target, rows: list[dict[str, Any]], ranker:
         "depth": job.depth,
         "order": "shuffled" if job.shuffle is not None else template.order if template else "retriever",
         "num_queries": len(rows),
-        "seconds_per_query": sum(row["seconds"] for row in rows) / len(rows) if facts["reads_the_whole_forward"] else None,
+        "seconds_per_query": _seconds(rows) if facts["reads_the_whole_forward"] else None,
+        "warm_up_queries": sum(bool(row.get("is_warm_up")) for row in rows),
         "tokens_per_query": sum(row["tokens"] for row in rows) / len(rows),
         "peak_memory_bytes": peak_memory_bytes() if facts["reads_the_whole_forward"] and facts.get("engine") is None else None,
         "layers_used": getattr(ranker, "layers_used", None),
@@ -158,6 +159,12 @@ def facts_of(job: RerankJob, target: Target, rows: list[dict[str, Any]], ranker:
         "command": list(job.command),
         **facts,
     }
+
+
+def _seconds(rows: list[dict[str, Any]]) -> float:
+    """The mean over queries without each process's first batch, unless there is nothing else."""
+    timed = [row["seconds"] for row in rows if not row.get("is_warm_up")] or [row["seconds"] for row in rows]
+    return sum(timed) / len(timed)
 
 
 def _success(rows: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -443,6 +443,19 @@ def test_the_facts_name_the_order_that_the_heads_brought(model: Path, collection
     assert json.loads((tmp_path / "meta.json").read_text())["order"] == "reversed"
 
 
+def test_the_first_batch_is_a_warm_up_and_counts_in_no_mean(model: Path, collection: Path, tmp_path: Path) -> None:
+    files = ("--scores", str(tmp_path / "scores.jsonl"), "--meta", str(tmp_path / "meta.json"))
+    assert main(arguments(model, collection, tmp_path / "run.txt", "--batch-size", "2", *files)) == 0
+    rows = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
+    assert [row.get("is_warm_up", False) for row in rows] == [True, True, False, False, False, False]
+    meta = json.loads((tmp_path / "meta.json").read_text())
+    assert meta["seconds_per_query"] == pytest.approx(sum(row["seconds"] for row in rows[2:]) / 4) and meta["warm_up_queries"] == 2
+    alone = ("--only", str(tmp_path / "one.qids"), "--meta", str(tmp_path / "one.json"))
+    (tmp_path / "one.qids").write_text("q0\n")
+    assert main(arguments(model, collection, tmp_path / "one.txt", *alone)) == 0
+    assert json.loads((tmp_path / "one.json").read_text())["seconds_per_query"] > 0, "a single batch is all there is"
+
+
 class Backwards:
     """Other processes, as a job sees them: its lists scored one by one from the last to the first."""
 
