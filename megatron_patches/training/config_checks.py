@@ -27,7 +27,7 @@ _RANGES: list[tuple[Callable[[float], bool], str, tuple[str, ...]]] = [
         "train_iters", "train_samples", "save_interval", "eval_interval", "eval_iters", "exit_interval",
         "exit_duration_in_mins", "log_interval", "tensorboard_log_interval", "seq_length", "micro_batch_size",
         "global_batch_size", "tensor_model_parallel_size", "lr", "lr_decay_iters", "adam_eps", "recompute_num_layers",
-        "headrank_pairs_per_context", "headrank_max_nan_steps", "headrank_temperature", "headrank_score_scale",
+        "headrank_pairs_per_context", "headrank_stop_after", "headrank_max_nan_steps", "headrank_temperature", "headrank_score_scale",
         "headrank_readout_lr", "headrank_teacher_temperature", "headrank_lora_alpha")),
     (lambda value: value >= 0, "must not be below 0", (
         "seed", "min_lr", "lr_warmup_iters", "lr_warmup_init", "weight_decay", "clip_grad", "num_workers",
@@ -96,6 +96,8 @@ def _contradictions(args: argparse.Namespace) -> list[tuple[bool, str]]:
          "--recompute-method block needs --recompute-num-layers N, the layers to recompute"),
         (bool(args.recompute_modules) and not (args.recompute_activations or args.recompute_granularity == "selective"),
          "--recompute-modules goes with --recompute-granularity selective; add it"),
+        (min(args.headrank_keep_iters or [1]) < 1, f"--headrank-keep-iters {args.headrank_keep_iters}: steps are counted from 1"),
+        (bool(args.headrank_keep_iters) and args.save is None, "--headrank-keep-iters needs a directory; add --save"),
         (args.train_iters is not None and args.train_samples is not None, "--train-iters and --train-samples contradict; give one"),
         (args.eval_interval is not None and args.valid_data_path is None, "--eval-interval needs held-out queries; add --valid-data-path"),
         (args.save_interval is not None and args.save is None, "--save-interval needs a directory; add --save"),
