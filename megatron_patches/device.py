@@ -43,11 +43,14 @@ def has_compiled_fusions() -> bool:
     return has_cuda()
 
 
-def initialize(tensor_model_parallel_size: int = 1, *, seed: int = 1234, timeout_minutes: float = 30) -> None:
+def initialize(
+    tensor_model_parallel_size: int = 1, *, expert_model_parallel_size: int = 1, seed: int = 1234, timeout_minutes: float = 30
+) -> None:
     """Join (or start, alone) the process group and set up Megatron's groups and seeds.
 
     RANK, WORLD_SIZE and LOCAL_RANK come from torchrun; without them this is a world of one. What is left of the world after
-    tensor parallelism is data parallelism. Calling it twice with the same size does nothing.
+    tensor parallelism is data parallelism; experts are given out over ``expert_model_parallel_size`` ranks of all of them. Calling it
+    twice with the same sizes does nothing.
     """
     from megatron.core import parallel_state, tensor_parallel
 
@@ -73,11 +76,15 @@ def initialize(tensor_model_parallel_size: int = 1, *, seed: int = 1234, timeout
             **rendezvous,
         )
     if parallel_state.model_parallel_is_initialized():
-        if parallel_state.get_tensor_model_parallel_world_size() == tensor_model_parallel_size:
+        sizes = (parallel_state.get_tensor_model_parallel_world_size(), parallel_state.get_expert_model_parallel_world_size())
+        if sizes == (tensor_model_parallel_size, expert_model_parallel_size):
             return
         parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=tensor_model_parallel_size, distributed_timeout_minutes=math.ceil(timeout_minutes)
+        tensor_model_parallel_size=tensor_model_parallel_size,
+        expert_model_parallel_size=expert_model_parallel_size,
+        expert_tensor_parallel_size=1,  # an expert is small: it is never cut
+        distributed_timeout_minutes=math.ceil(timeout_minutes),
     )
     torch.manual_seed(seed)
     tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
