@@ -31,6 +31,7 @@ from megatron_patches.late import CapturedKeys, LateCapture, LateRows
 from megatron_patches.layer_spec import final_norm, layer_spec, query_key_layer_spec
 from megatron_patches.readout_weights import ReadoutDelta
 from megatron_patches.shape import ModelShape, check_tensor_parallel_size, valid_tensor_parallel_sizes
+from megatron_patches.versions import complete_router
 
 __all__ = ["CapturedRows", "HeadRankModel", "ModelShape", "build_model", "build_transformer_config", "valid_tensor_parallel_sizes"]
 
@@ -104,6 +105,7 @@ def build_transformer_config(
 
 def _expert_settings(shape: ModelShape) -> dict[str, Any]:
     """Megatron's names for the mixture of experts. No loss for balance: the router is trained by the scores alone, as all weights are."""
+    complete_router()
     return {
         "num_moe_experts": shape.experts,
         "moe_router_topk": shape.experts_per_token,

@@ -26,7 +26,8 @@ _RANGES: list[tuple[Callable[[float], bool], str, tuple[str, ...]]] = [
     (lambda value: value > 0, "must be above 0", (
         "train_iters", "train_samples", "save_interval", "eval_interval", "eval_iters", "exit_interval",
         "exit_duration_in_mins", "log_interval", "tensorboard_log_interval", "seq_length", "micro_batch_size",
-        "global_batch_size", "tensor_model_parallel_size", "expert_model_parallel_size", "lr", "lr_decay_iters", "adam_eps", "recompute_num_layers",
+        "global_batch_size", "tensor_model_parallel_size", "expert_model_parallel_size",
+        "lr", "lr_decay_iters", "adam_eps", "recompute_num_layers",
         "headrank_pairs_per_context", "headrank_max_nan_steps", "headrank_temperature", "headrank_score_scale",
         "headrank_readout_lr", "headrank_teacher_temperature", "headrank_lora_alpha")),
     (lambda value: value >= 0, "must not be below 0", (

@@ -67,7 +67,7 @@ def test_scores_are_those_of_transformers(runs, toy) -> None:
 
 def test_a_model_survives_the_way_to_megatron_and_back(forge, toy, tmp_path) -> None:
     command = "headrank.commands"
-    imported = ["import-hf", "--model", str(toy.model), "--output", str(tmp_path / "megatron")]
+    imported = ["import-hf", "--hf", str(toy.model), "--output", str(tmp_path / "megatron")]
     exported = ["export-hf", "--checkpoint", str(tmp_path / "megatron"), "--base", str(toy.model), "--output", str(tmp_path / "hf")]
     for words in (imported, exported):
         outcome = forge.run(words, tmp_path / f"{words[0]}.log", module=command)
