@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from headrank.commands.plan import quieten_megatron
+from headrank.method.heads import HeadSet
+from headrank.method.prompt import PromptTemplate
 
 quieten_megatron()
 
 from megatron_patches.planner.gpus import GIB, GPUS, find_gpu  # noqa: E402
 from megatron_patches.planner.job import Job  # noqa: E402
-from megatron_patches.planner.measure import measure_by_depth  # noqa: E402
+from megatron_patches.planner.measure import measure, measure_by_depth  # noqa: E402
 from megatron_patches.planner.meter import Costs  # noqa: E402
 from megatron_patches.planner.plan import Data, Plan  # noqa: E402
 from megatron_patches.planner.shapes import KNOWN_MODELS, heads_of, shape_of  # noqa: E402
@@ -30,12 +32,21 @@ PAIRS_A_QUERY = 431  # the paper's 91,000 pairs over 211 queries
 
 
 def plan(
-    model: str, tensor_parallel: int, *, gpu: str = "h20", nodes: int = 1, recipe: str = "ours", data: Data | None = None, **job: object
+    model: str,
+    tensor_parallel: int,
+    *,
+    gpu: str = "h20",
+    nodes: int = 1,
+    recipe: str = "ours",
+    data: Data | None = None,
+    is_whole: bool = False,
+    **job: object,
 ) -> Plan:
-    """A plan on nodes of eight GPUs."""
+    """A plan on nodes of eight GPUs; ``is_whole`` builds every layer instead of extending a few."""
     shape = shape_of(model)
-    made = Job(model, shape, heads_of(model, shape), tensor_parallel, 8 * nodes, **job)  # type: ignore[arg-type]
-    return Plan(made, recipe, find_gpu(gpu), 8, data or Data(), measure_by_depth(made, recipe))
+    made = Job(model, shape, **{"heads": heads_of(model, shape), **job}, tensor_parallel=tensor_parallel, world_size=8 * nodes)  # type: ignore[arg-type]
+    how = measure if is_whole else measure_by_depth
+    return Plan(made, recipe, find_gpu(gpu), 8, data or Data(), how(made, recipe))
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -60,8 +71,8 @@ def paper() -> str:
     rows = []
     for model, size in PAPER_TP.items():
         for label, one in (
-            ("launcher, P = 1", plan(model, size, pairs_per_context=1)),
-            ("P = 16", plan(model, size)),
+            ("launcher, P = 1", plan(model, size, pairs_per_context=1, is_sequence_parallel=True)),
+            ("P = 16", plan(model, size, is_sequence_parallel=True)),
             ("the paper's text", plan(model, size, recipe="literal")),
         ):
             step = one.step
@@ -172,6 +183,40 @@ def gpus() -> str:
     return markdown(("GPU", "usable GiB", "smallest TP", "bound by", "step s, bound", "serial", "hours"), rows)
 
 
+def savings() -> str:
+    """What each saving is worth, one at a time, for the launcher of Qwen3-4B."""
+    launcher = {"is_sequence_parallel": True}
+    side_by_side = {**launcher, "heads": parallel_heads("Qwen3-4B")}
+    kinds: tuple[tuple[str, dict[str, object]], ...] = (
+        ("the launcher", launcher),
+        ("without `--sequence-parallel`", {}),
+        ("`--recompute-modules core_attn`", {**launcher, "recompute_modules": ("core_attn",)}),
+        ("`--recompute-modules mlp`", {**launcher, "recompute_modules": ("mlp",)}),
+        ("`--recompute-granularity full`", {**launcher, "is_recomputed": True}),
+        ("`--headrank-lora-rank 16`", {**launcher, "lora_rank": 16}),
+        ("calibration rows by masked attention, K and V repeated", {**launcher, "lacks": ("grouped rows",)}),
+        ("parallel layout, FlexAttention", side_by_side),
+        ("parallel layout, blocks gathered", {**side_by_side, "lacks": ("flexible attention", "grouped rows")}),
+        ("every layer built, those above l_max frozen (`--headrank-full-depth`)", {**launcher, "is_full_depth": True}),
+    )
+    rows = []
+    for name, settings in kinds:
+        one = plan("Qwen3-4B", 8, is_whole=bool(settings.get("is_full_depth")), **settings)
+        measured, costs = one.measured, one.measured.microbatch
+        sent = sum(one.traffic_by_collective().values()) / one.job.num_microbatches / 1e9
+        memory = (gib(measured.peak_bytes), gib(measured.activation_bytes))
+        work = (f"{costs.flops / 1e12:.1f}", f"{costs.traffic_bytes / 1e9:,.0f}", f"{costs.num_kernels:,.0f}", f"{sent:.1f}")
+        rows.append((name, *memory, *work, f"{one.microbatch.serial:.3g}"))
+    header = ("Qwen3-4B, TP 8", "peak GiB", "of it activations", "TFLOP", "GB read and written", "kernels", "GB sent", "s, serial")
+    return markdown(header, rows)
+
+
+def parallel_heads(model: str) -> HeadSet:
+    """The model's heads with documents side by side."""
+    heads = heads_of(model, shape_of(model))
+    return dataclasses.replace(heads, prompt=PromptTemplate(document_layout="parallel"))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "paper": paper,
     "models": models,
@@ -180,6 +225,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "contexts": contexts,
     "queries": queries,
     "gpus": gpus,
+    "savings": savings,
 }
 
 

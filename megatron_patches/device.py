@@ -219,7 +219,11 @@ class _NoStream:
     def __init__(self, *_: Any, **__: Any) -> None:
         """Takes what torch.cuda.Stream does."""
 
-    wait_stream = wait_event = record_event = synchronize = _nothing()
+    wait_stream = wait_event = synchronize = _nothing()
+
+    def record_event(self, *_: Any) -> _NoStream:
+        """An event that has happened."""
+        return self
 
 
 class _CpuForCuda(TorchFunctionMode):

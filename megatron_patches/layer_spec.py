@@ -2,7 +2,7 @@
 
 ``--spec megatron_patches.layer_spec QWEN3_LAYER_SPEC`` (or ``LLAMA_LAYER_SPEC``) gives stock Megatron the same network, and a
 ``RowCapture`` handed to its GPTModel as ``packed_seq_params`` reads the rows of plain causal prompts. The calibration branch and
-the parallel layout needs HeadRankModel: positions restart there, which stock Megatron's rotary embedding cannot do.
+the parallel layout need HeadRankModel: positions restart there, which stock Megatron's rotary embedding cannot do.
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ from megatron_patches.training.config import TrainingConfig, check_experts, conf
 # breaks of each document, instruction + query + chat suffix, instruction + "N/A" + chat suffix, and the rows of I_q in both.
 OPENING_TOKENS, LABEL_TOKENS, QUERY_TOKENS, CALIBRATION_TOKENS, QUERY_ROWS, CALIBRATION_ROWS = 4, 4, 36, 28, 10, 2
 
+LACKS = ("grouped rows", "flexible attention")
+
 
 @dataclass(frozen=True)
 class Job:
@@ -37,6 +39,10 @@ class Job:
     has_distributed_optimizer: bool = True
     has_gpu_kernels: bool = True
     expert_parallel: int = 1
+    lacks: tuple[str, ...] = ()  # of LACKS: kernels of a GPU to plan without, to see what they save
+    recompute_modules: tuple[str, ...] = ()
+    is_full_depth: bool = False
+    lora_rank: int = 0
 
     @property
     def prefix_tokens(self) -> int:
@@ -84,14 +90,18 @@ class Job:
             "--train-iters": 1,
             "--lr": 1e-5,
             "--clip-grad": 5.0,
+            "--headrank-lora-rank": self.lora_rank,
             **({"--recompute-granularity": "full"} if self.is_recomputed else {}),
+            **({"--recompute-granularity": "selective"} if self.recompute_modules else {}),
         }
         switches = {
             "--bf16": self.is_bf16,
             "--use-distributed-optimizer": self.has_distributed_optimizer,
             "--sequence-parallel": self.is_sequence_parallel,
+            "--headrank-full-depth": self.is_full_depth,
         }
-        return [str(part) for flag in flags.items() for part in flag] + [switch for switch, is_on in switches.items() if is_on]
+        given = [str(part) for flag in flags.items() for part in flag] + [switch for switch, is_on in switches.items() if is_on]
+        return [*given, *(["--recompute-modules", *self.recompute_modules] if self.recompute_modules else [])]
 
     def config(self) -> TrainingConfig:
         """The job through the real parser and its checks."""

@@ -73,7 +73,7 @@ def _batch(job: Job, encoded: EncodedContext, num_pairs: int) -> Batch:
         [encoded] * job.micro_batch_size,
         device=device.device(),
         pad_to=-(-encoded.length // step) * step,
-        is_flexible=job.has_gpu_kernels,
+        is_flexible=job.has_gpu_kernels and "flexible attention" not in job.lacks,
     )
     copies = range(job.micro_batch_size)
     return Batch(

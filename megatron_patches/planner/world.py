@@ -32,7 +32,13 @@ from megatron_patches.planner.tiled_attention import attend_to_tiles
 
 @contextlib.contextmanager
 def fake_world(
-    world_size: int, tensor_model_parallel_size: int, rank: int = 0, *, expert_parallel: int = 1, has_gpu_kernels: bool = True
+    world_size: int,
+    tensor_model_parallel_size: int,
+    rank: int = 0,
+    *,
+    expert_parallel: int = 1,
+    has_gpu_kernels: bool = True,
+    lacks: Sequence[str] = (),
 ) -> Iterator[StepMeter]:
     """Become rank ``rank`` of a fake world, with every operator metered. Leaves no process group behind.
 
@@ -55,6 +61,8 @@ def fake_world(
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(mock.patch.object(torch.nn.RMSNorm, "forward", _fused_norm))
             stack.enter_context(mock.patch.object(attention, "_lacks_grouped_kernel", _lacks_grouped_kernel))
+            if "grouped rows" in lacks:
+                stack.enter_context(mock.patch.object(attention, "_attend_few", _attend_few_by_the_masked_kernel))
             stack.enter_context(mock.patch.object(FlexibleMask, "attend", attend_to_tiles))
         stack.enter_context(_NumbersFromFakes())
         stack.enter_context(mock.patch.object(MoELayer, "forward", balanced_experts))
@@ -142,6 +150,13 @@ def _fused_norm(norm: torch.nn.RMSNorm, x: torch.Tensor) -> torch.Tensor:
 def _lacks_grouped_kernel(query: torch.Tensor, *, has_mask: bool) -> bool:
     """headrank.method.attention's answer on a GPU."""
     return has_mask or query.dtype == torch.float32
+
+
+def _attend_few_by_the_masked_kernel(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """What calibration rows would cost without the grouped product."""
+    return attention._attend(query, key, value, attn_mask=mask, scale=scale)
 
 
 class _NumbersFromFakes(TorchFunctionMode):

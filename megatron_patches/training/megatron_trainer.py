@@ -52,8 +52,10 @@ def check_megatron_trainer(config: TrainingConfig) -> None:
 
 def train_with_megatron(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> None:
     """Hand everything over; returns when Megatron does."""
-    device.install_cpu_backend()
     from megatron.core.enums import ModelType
+
+    # Megatron finds the groups made, and makes none of its own; where it sees no GPU it would make none at all
+    device.initialize(config.tensor_parallel, seed=config.seed, timeout_minutes=config.distributed_timeout_minutes)
 
     trained = _Providers(config, shape, heads)
     sys.argv = [sys.argv[0], *megatron_flags(config, shape), *shlex.split(config.megatron_flags or "")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.distributed.launcher import QUIET_ENVIRONMENT, ROOT, free_port, rank_environment
 
+PATIENCE = float(os.environ.get("HEADRANK_RUN_LIMIT", "400"))  # seconds for all runs of a fixture
 SAME_LOSS = 2e-5  # float32, two orders of summation
 SAME_BF16 = 0.02  # bfloat16 rounds to three digits, and each kind of layer elsewhere
 SAME_FP8 = 0.2  # a tiny model with large weights; what it does to a real one is not known
@@ -28,7 +30,7 @@ def answers(what: str, output, *toy_flags: str, ranks: int = 1, stand_ins: str =
         )
         for rank in range(ranks)
     ]
-    said = [process.communicate(timeout=400)[0].decode(errors="replace")[-4000:] for process in processes]
+    said = [process.communicate(timeout=PATIENCE)[0].decode(errors="replace")[-4000:] for process in processes]
     assert not any(process.returncode for process in processes), "\n".join(said)
     return json.loads(output.read_text())
 

@@ -11,6 +11,7 @@ import pytest
 from headrank.method.prompt import PromptTemplate
 from megatron_patches.planner.job import CALIBRATION_TOKENS, LABEL_TOKENS, OPENING_TOKENS, QUERY_ROWS, QUERY_TOKENS, Job
 from megatron_patches.planner.shapes import KNOWN_MODELS, heads_of
+from megatron_patches.training.train_step import TERMS
 from tests.distributed import planner_ranks
 from tests.distributed.launcher import run_ranks
 
@@ -41,7 +42,7 @@ JOBS: dict[str, tuple[Job, str, bool]] = {
     "1024 ranks": (CLUSTER_JOB, "ours", False),
     "recomputed": (dataclasses.replace(PAPER_JOB, is_recomputed=True), "ours", False),
 }
-KERNELS_A_LAYER, ACTIVATIONS_A_LAYER, WAITS_AN_UPDATE = 150, 400, 4  # ceilings, above what is counted today
+KERNELS_A_LAYER, ACTIVATIONS_A_LAYER, WAITS_AN_UPDATE = 150, 155, 2  # ceilings; 144, 150 and 1 are counted today
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +95,7 @@ def test_a_micro_batch_stays_below_its_ceilings_of_kernels_bytes_and_waits(predi
     activation = PAPER_JOB.sequence_tokens * PAPER_JOB.shape.hidden * 2
     assert paper["microbatch_traffic"] < ACTIVATIONS_A_LAYER * layers * activation
     assert paper["microbatch_waits"] == 0, "the host never waits inside a micro-batch"
-    assert paper["update_waits"] <= WAITS_AN_UPDATE
+    assert paper["update_waits"] <= len(TERMS) + WAITS_AN_UPDATE, "a list of fake numbers is asked for one by one"
 
 
 def test_documents_side_by_side_cost_a_gpu_no_gathers(predicted) -> None:
@@ -106,12 +107,12 @@ def test_documents_side_by_side_cost_a_gpu_no_gathers(predicted) -> None:
 
 
 def test_in_float32_a_gpu_keeps_keys_and_values_for_every_head(predicted) -> None:
-    """Its flash kernel has no float32, and the other one no groups."""
+    """Its flash kernel has no float32, and the other one no groups: a copy for every head beside what is kept anyway."""
     shape, job = TINY_JOB.shape, TINY_JOB
     grouped = run_ranks(planner_ranks.with_grouped_float32, 1, dataclasses.replace(TINY_JOB, has_gpu_kernels=True))[0]
-    per_layer = 2 * job.sequence_tokens * (shape.heads - shape.groups) * shape.head_dim * 4 / job.tensor_parallel
+    per_layer = 2 * job.sequence_tokens * shape.heads * shape.head_dim * 4 / job.tensor_parallel
     more = predicted["tiny on a GPU"]["activation_bytes"] - grouped
-    assert more == pytest.approx(job.heads.l_max * per_layer, rel=0.3)
+    assert more == pytest.approx(job.heads.l_max * per_layer, rel=0.01)
 
 
 def test_parameters_gradients_and_moments_are_what_megatron_allocates(predicted) -> None:

@@ -19,6 +19,7 @@ from tests.distributed.launcher import QUIET_ENVIRONMENT, ROOT, free_port, rank_
 from tests.megatron_versions import releases
 from tests.toy_training import make_toy_job
 
+pytestmark = pytest.mark.timeout(2400)  # a minute each on an idle machine
 FOLDER = releases.cache_folder()
 needs_wheels = pytest.mark.skipif(FOLDER is None, reason="fetches wheels: make test-megatron-versions (HEADRANK_MEGATRON_WHEELS=folder)")
 SAME_LOSS = 1e-6
