@@ -181,6 +181,22 @@ def install_cpu_backend() -> None:
     _cpu_mode.__enter__()
 
 
+def prepare_experts() -> None:
+    """Let Megatron's exchange of tokens between experts run where there is no CUDA.
+
+    Its split sizes become numbers on the way from a GPU to the host; on a CPU they are there already, as tensors, which gloo refuses.
+    """
+    if has_cuda():
+        return
+    from megatron.core.transformer.moe import token_dispatcher
+
+    token_dispatcher.maybe_move_tensor_to_cpu = _as_numbers
+
+
+def _as_numbers(values: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    return values.numpy() if as_numpy and torch.is_tensor(values) else values
+
+
 @contextlib.contextmanager
 def trainer_without_cuda() -> Iterator[None]:
     """Let Megatron-LM's trainer start where there is no CUDA. Three of its functions cannot run there and are passed over:

@@ -106,6 +106,7 @@ def build_transformer_config(
 def _expert_settings(shape: ModelShape) -> dict[str, Any]:
     """Megatron's names for the mixture of experts. No loss for balance: the router is trained by the scores alone, as all weights are."""
     complete_router()
+    device.prepare_experts()
     return {
         "num_moe_experts": shape.experts,
         "moe_router_topk": shape.experts_per_token,
