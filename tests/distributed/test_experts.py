@@ -28,7 +28,7 @@ def flags_of(split: str) -> list[str]:
 
 
 def train(forge, toy, save, split, *more) -> list[float]:
-    flags = toy.flags("--global-batch-size", "2", "--train-iters", "4", "--lr-decay-style", "constant", "--save", str(save))
+    flags = toy.flags("--global-batch-size", "2", "--train-iters", "2", "--lr-decay-style", "constant", "--save", str(save))
     outcome = forge.run([*flags, *flags_of(split), *more], save.with_name(f"{save.name}-{split}.log"), ranks=SPLITS[split][0])
     assert set(outcome.codes) == {0}, outcome.said[-5000:]
     events = map(json.loads, (save / "metrics.jsonl").read_text().splitlines())
@@ -39,7 +39,7 @@ def train(forge, toy, save, split, *more) -> list[float]:
 def runs(forge, toy, tmp_path_factory):
     place = tmp_path_factory.mktemp("runs")
     found = {split: train(forge, toy, place / split, split, "--use-distributed-optimizer") for split in ("alone", "experts", "both")}
-    train(forge, toy, place / "resumed", "experts", "--use-distributed-optimizer", "--exit-interval", "2")
+    train(forge, toy, place / "resumed", "experts", "--use-distributed-optimizer", "--exit-interval", "1")
     found["resumed"] = train(forge, toy, place / "resumed", "tensors", "--use-distributed-optimizer")
     return place, found
 
@@ -47,7 +47,7 @@ def runs(forge, toy, tmp_path_factory):
 @pytest.mark.parametrize("split", ["experts", "both", "resumed"])
 def test_losses_are_the_same_however_experts_and_tensors_are_split(runs, split) -> None:
     _, losses = runs
-    assert len(set(losses["alone"])) == 4
+    assert len(set(losses["alone"])) == 2
     assert losses[split] == pytest.approx(losses["alone"], rel=SAME_LOSS)
 
 
