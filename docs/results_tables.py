@@ -1,4 +1,4 @@
-"""Write the tables of README.md and docs/results.md from results/: python docs/results_tables.py [--check] [--add FOLDER]
+"""Write the tables of README.md and of pages of docs/ from results/: python docs/results_tables.py [--check] [--add FOLDER]
 
 Each table stands between two marker comments and is replaced whole; the text around it is left alone. ``--check`` writes nothing and
 fails when a page is not current (`make results-page` writes, a test checks). ``--add FOLDER`` first takes the cells below a folder of
@@ -22,7 +22,7 @@ from headrank.experiments.cells import Cell, find_cells
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "teacher_training.md")
 
 COLLECTIONS = {  # title -> benchmark, measure
     "TREC DL 2019": ("dl19", "nDCG@10"),
@@ -39,6 +39,9 @@ OURS: Row = ("trained", "headrank+trained", "retriever")
 FUSED: Row = ("trained", "headrank+fused", "retriever")
 UNTRAINED: Row = ("base", "headrank+untrained", "retriever")
 UNTRAINED_FUSED: Row = ("base", "headrank+untrained-fused", "retriever")
+SHIPPED: Row = ("embedded", "headrank+late-fast", "retriever")
+UNTOUCHED: Row = ("embedded", "headrank+late-untrained", "retriever")
+SHORT = "-64"  # benchmarks whose passages are cut to 64 words
 
 
 def paper_prompt(method: str) -> tuple[Row, Row]:
@@ -84,10 +87,10 @@ def cells() -> dict[tuple[str, int, Row], list[Cell]]:
     return found
 
 
-def per_query(title: str, row: Row, depth: int) -> dict[str, float] | None:
-    """The row's value of every query, its mean over the seeds, in percent; None where it was not run."""
+def per_query(title: str, row: Row, depth: int, words: str = "") -> dict[str, float] | None:
+    """The row's value of every query, its mean over the seeds, in percent; None where it was not run. ``words`` is "" or SHORT."""
     benchmark, measure = COLLECTIONS[title]
-    seeds = [cell.per_query(measure) for cell in cells().get((benchmark, depth, row), [])]
+    seeds = [cell.per_query(measure) for cell in cells().get((benchmark + words, depth, row), [])]
     if not seeds:
         return None
     return {query_id: 100 * fmean(seed[query_id] for seed in seeds) for query_id in seeds[0]}
@@ -128,6 +131,25 @@ def summary() -> str:
     lines = [[label, *(mean(title, row, 20) for title in COLLECTIONS), average(row)] for label, row in rows.items()]
     tests = [difference(per_query(title, FUSED, 20), per_query(title, BM25, 20)) for title in COLLECTIONS]
     return markdown(header, [*lines, ["HeadRank + BM25 vs. BM25 (95% CI)", *tests, ""]])
+
+
+def embedded() -> str:
+    """The reranker that comes with the package beside the cross-encoder that taught it, on the same lists."""
+    peer = kept("teacher.json")
+    rows: dict[str, list[PerQuery]] = {
+        label: [per_query(title, row, 20, SHORT) or {} for title in COLLECTIONS]
+        for label, row in {"BM25": BM25, "HeadRank, untouched model": UNTOUCHED, "HeadRank, `embedded`": SHIPPED}.items()
+    }
+    rows["MiniLM-L-12 cross-encoder (the teacher)"] = [peer[benchmark] for benchmark, _ in COLLECTIONS.values()]
+    lines = [[label, *(f"{value:.1f}" for value in values), f"{fmean(values):.1f}"] for label, values in _means(rows)]
+    ours = rows.pop("HeadRank, `embedded`")
+    for label, others in rows.items():
+        lines.append([f"`embedded` minus {label}", *(difference(one, other) for one, other in zip(ours, others, strict=True)), ""])
+    return markdown(["BM25's top 20, 64 words per passage", *COLLECTIONS, "average"], lines)
+
+
+def _means(rows: Mapping[str, Sequence[PerQuery]]) -> Iterable[tuple[str, list[float]]]:
+    return ((label, [fmean(values.values()) for values in columns]) for label, columns in rows.items())
 
 
 def layouts(depth: int) -> str:
@@ -201,6 +223,7 @@ def cross_validation() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "summary": summary,
+    "embedded": embedded,
     "layouts-20": lambda: layouts(20),
     "layouts-40": lambda: layouts(40),
     "contrasts": contrasts,

@@ -97,6 +97,8 @@ def find_prepared(name: str, home: str | None = None) -> MatrixBenchmark:
 
 def _list(args: argparse.Namespace) -> int:
     from data_tools.benchmarks import BENCHMARKS, benchmark_home, find_benchmark
+    from headrank.reports.grids import Grid
+    from headrank.reports.table_text import to_text
 
     home = benchmark_home(args.home)
     if args.names:
@@ -104,7 +106,7 @@ def _list(args: argparse.Namespace) -> int:
         return 0
     rows = [_row(benchmark, home) for benchmark in BENCHMARKS.values()]
     header = ("name", "candidates", "measure", "queries", "first stage", "0.6B", "1.7B", "4B", "ready")
-    print(_aligned([header, *rows], left=(0, 1, 2, 8)))
+    print(to_text(Grid("", header, tuple(rows)), numbers=range(3, 8)), end="")
     print(f"\nfirst stage and HeadRank 0.6B, 1.7B, 4B: the paper's published numbers, of the last measure. ready: in {home}")
     return 0
 
@@ -135,6 +137,8 @@ def _row(benchmark: Benchmark, home: Path) -> tuple[str, ...]:
 
 def _details(benchmark: Benchmark, home: Path) -> str:
     from data_tools.benchmarks import is_ready
+    from headrank.reports.grids import Grid
+    from headrank.reports.table_text import to_text
 
     facts = {
         "group": benchmark.group,
@@ -154,24 +158,13 @@ def _details(benchmark: Benchmark, home: Path) -> str:
         (number.table.partition(":")[0], number.model, number.method, number.measure, f"{number.value:.2f}")
         for number in benchmark.published()
     ]
-    table = _aligned([("paper's", "model", "method", "measure", "value"), *rows], left=(0, 1, 2, 3))
+    table = to_text(Grid("", ("paper's", "model", "method", "measure", "value"), tuple(rows)), numbers=(4,))
     return "\n".join([*lines, *(f"  {line}" for line in table.splitlines())])
 
 
 def _how_to_prepare(benchmark: Benchmark) -> str:
     sources = ["DIR"] + ["ir_datasets"] * (benchmark.ir_datasets is not None) + ["pyserini"] * (benchmark.index is not None)
     return f"no; headrank benchmark prepare {benchmark.name} --from {' | '.join(sources)}"
-
-
-def _aligned(rows: list[tuple[str, ...]], left: tuple[int, ...]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            f"{cell:<{width}}" if column in left else f"{cell:>{width}}"
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
 
 
 def _prepare(args: argparse.Namespace) -> int:

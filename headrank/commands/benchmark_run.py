@@ -53,7 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="names of 'headrank benchmark list' ('all': those that are prepared), or collection folders",
     )
     what.add_argument(
-        "--heads", nargs="+", default=[], metavar="FILE", help="heads.json files; each is for the method that it was selected by"
+        "--heads",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="heads.json files, or 'full' or 'fast' of the embedded model; each is for the method that it was selected by",
     )
     what.add_argument(
         "--depths", nargs="+", type=int, default=[], metavar="N", help="candidates reranked (default: the benchmark's, else 40)"
@@ -181,10 +185,12 @@ def _models(paths: Sequence[str], name: str | None) -> list[MatrixModel]:
 def _heads(given: Sequence[str], methods: Sequence[str]) -> dict[str, str]:
     """Method -> heads.json, by what the file says it was selected by; other selections than the baselines' are HeadRank's."""
     from headrank.method.heads import HeadSet  # imports torch
+    from headrank.reranking import shipped_readouts
 
     heads: dict[str, str] = {}
     for path in given:
-        selection = HeadSet.load(path).method.removesuffix("-ndcg")
+        found = HeadSet.load(shipped_readouts.shipped_path(path) if path in shipped_readouts.NAMES else path)
+        selection = found.method.removesuffix("-ndcg")
         method = next((known.name for known in METHODS.values() if known.selection == selection), "headrank")
         if method not in methods:
             raise InputError(f"--heads {path}: these heads are for {method}, which is not among --methods {' '.join(methods)}; add it")

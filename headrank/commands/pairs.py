@@ -204,6 +204,9 @@ def _collections(args: argparse.Namespace) -> list[Collection]:
 
 def format_table(counts: list[PairCounts]) -> str:
     """The table as text: one column per collection, and their sum when there are several."""
+    from headrank.reports.grids import Grid
+    from headrank.reports.table_text import to_text
+
     steps = sorted({step for count in counts for step in count.steps})
     rows: list[tuple[str, list[int]]] = [
         ("queries", [count.queries for count in counts]),
@@ -220,11 +223,8 @@ def format_table(counts: list[PairCounts]) -> str:
     judged = sum(count.queries - count.unjudged_queries for count in counts)
     means = [count.pairs_per_query for count in counts] + [sum(count.pairs for count in counts) / max(judged, 1)]
     lines.append(("pairs per judged query", [f"{mean:,.1f}" for mean in means[: len(header)]]))
-    label = max(len(name) for name, _ in lines)
-    widths = [max(len(title), *(len(cells[i]) for _, cells in lines)) for i, title in enumerate(header)]
-    text = [" " * label + "".join(f"  {title:>{width}}" for title, width in zip(header, widths, strict=True))]
-    text += [f"{name:<{label}}" + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True)) for name, cells in lines]
-    return "\n".join(text)
+    grid = Grid("", ("", *header), tuple((name, *cells) for name, cells in lines))
+    return to_text(grid, numbers=range(1, len(header) + 1)).rstrip("\n")
 
 
 def _compared_with_paper(counts: list[PairCounts]) -> str:

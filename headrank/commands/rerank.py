@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--heads",
         metavar="FILE",
-        help="heads.json, or 'all'; for the embedded model 'full' or 'fast' (default: the model's own; icr needs none)",
+        help="heads.json, or 'all'; for the embedded model 'fast' or 'full' (default: the model's own; icr needs none)",
     )
     group.add_argument("--depth", type=options.positive_int, default=40, metavar="N", help="candidates reranked per query (default 40)")
     group.add_argument(

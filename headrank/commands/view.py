@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_prompt_arguments(parser)
     group = parser.add_argument_group("view")
     group.add_argument(
-        "--heads", metavar="FILE", help="heads.json, 'all' for ICR, 'full' or 'fast' for the embedded model (default: its own)"
+        "--heads", metavar="FILE", help="heads.json, 'all' for ICR, 'fast' or 'full' for the embedded model (default: its own)"
     )
     group.add_argument(
         "--query", required=True, metavar="QID", help=f"query id, or '{MOVED_MOST}': the one that the first --ranks run changed most"

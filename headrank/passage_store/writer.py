@@ -16,7 +16,7 @@ from typing import IO
 import numpy as np
 
 from headrank.errors import InputError
-from headrank.passage_store.header import StoreHeader
+from headrank.passage_store.header import HEADER_FILE, StoreHeader
 from headrank.passage_store.records import RECORD, SHORTENED, halves, keys_checksum, record_checks, valid_prefix
 from headrank.passage_store.segment import KEYS, NUMPY_TYPE, RECORDS, SEAL, Segment, seal
 from headrank.passage_store.store import SEGMENTS, segment_folders
@@ -31,6 +31,7 @@ def writing(folder: Path) -> Iterator[None]:
     """Hold the store's lock; another writer at work is an InputError, and the lock of a killed one is free."""
     from filelock import FileLock, Timeout
 
+    is_new = not folder.is_dir()
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK_FILE)
     try:
@@ -40,6 +41,11 @@ def writing(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        if not (folder / HEADER_FILE).is_file():  # no store came of it: leave the place as it was
+            with contextlib.suppress(OSError):
+                (folder / LOCK_FILE).unlink()
+                if is_new:
+                    folder.rmdir()
         lock.release()
 
 

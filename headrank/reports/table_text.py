@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import html
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -57,11 +57,12 @@ def to_markdown(grid: Grid) -> str:
     return caption + "\n".join(lines) + "\n" + "".join(f"\n{note}\n" for note in grid.notes)
 
 
-def to_text(grid: Grid) -> str:
-    """Aligned columns for a terminal; the caption is left to the caller."""
+def to_text(grid: Grid, numbers: Collection[int] = ()) -> str:
+    """Aligned columns for a terminal, those of ``numbers`` to the right; the caption is left to the caller."""
     rows = [list(grid.headers), *([entry.text for entry in row.texts] for row in grid.lines)]
     widths = [max(len(row[place]) for row in rows) for place in range(len(grid.headers))]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    sides = [str.rjust if place in numbers else str.ljust for place in range(len(widths))]
+    lines = ["  ".join(side(text, width) for side, text, width in zip(sides, row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join(lines) + "\n"
 
 

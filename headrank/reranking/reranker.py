@@ -60,7 +60,7 @@ class HeadRankReranker(ABC):
         """Load a model ('embedded', a directory, a hub name) with its heads.
 
         ``heads`` is a HeadSet, a heads.json, "all" (every head, as ICR), or None for those in the model's headrank.json. The
-        embedded model brings "full" (its default) and "fast", which are read with the trained adapter that comes with the package,
+        embedded model brings "fast" (its default) and "full", which are read with the trained adapter that comes with the package,
         and "untrained-full" and "untrained-fast" without it; any other heads are read on the embedded model as it is. The prompt is
         the heads' own unless one is given. Layers above the deepest head are not loaded. Other options are those of ``from_reader``.
         """

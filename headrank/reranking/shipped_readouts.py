@@ -2,6 +2,7 @@
 
 ``full`` and ``fast`` read the trained model: the embedded one with the adapter in embedded/adapter. ``untrained-full`` and
 ``untrained-fast`` read the embedded model as it is. ``fast`` ones read at most 20 of 30 layers and 16 (layer, key-value group) pairs.
+``fast`` is the default: on held-out lists it is as good as ``full``, and a passage store of it is a quarter as large.
 configs/readouts.yaml and configs/teacher.yaml make them; a new file replaces an old one.
 """
 
@@ -21,7 +22,7 @@ ADAPTER = FOLDER / "adapter"
 TRAINED = ("full", "fast")
 UNTRAINED = ("untrained-full", "untrained-fast")
 NAMES = TRAINED + UNTRAINED
-DEFAULT = "full"
+DEFAULT = "fast"
 
 
 def shipped_path(name: str) -> Path:

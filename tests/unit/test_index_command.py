@@ -217,6 +217,23 @@ def test_what_cannot_be_done_is_one_line_and_leaves_nothing(
     assert not (tmp_path / "store").exists()
 
 
+def test_a_corpus_with_a_damaged_line_leaves_the_place_as_it_was(
+    model: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open(collection / "corpus.jsonl", "a") as stream:
+        stream.write('{"docid": "d99", "text":\n')
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "note.txt").write_text("mine")
+    for store in (tmp_path / "store", there):
+        assert index(model, collection, store) == 2
+        assert f"corpus.jsonl:{NUM_PASSAGES + 1}: not JSON" in capsys.readouterr().err
+    assert not (tmp_path / "store").exists() and [path.name for path in there.iterdir()] == ["note.txt"]
+    file = tmp_path / "a file"
+    file.write_text("")
+    assert index(model, collection, file) == 2 and "is a file; a store is a folder" in capsys.readouterr().err
+
+
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(
     model: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,14 +67,26 @@ def test_a_page_that_is_not_current_is_named_and_left_alone(
     assert page.read_text().startswith("before\n<!-- table ablations -->\n| TREC DL 2019") and page.read_text().endswith("after\n")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
-def test_the_summary_shows_the_means_of_the_cells(page: str) -> None:
-    shown = table_with(page, "135M model")
-    collections = [("dl19", "nDCG@10"), ("hotpotqa100", "R@5"), ("nfcorpus", "nDCG@10"), ("noveleval", "nDCG@10")]
+COLLECTIONS = [("dl19", "nDCG@10"), ("hotpotqa100", "R@5"), ("nfcorpus", "nDCG@10"), ("noveleval", "nDCG@10")]
+
+
+def test_the_summary_shows_the_means_of_the_cells() -> None:
+    shown = table_with("docs/results.md", "135M model")
     rows = {"BM25": ("first-stage", "bm25"), "HeadRank, trained on 103 queries": ("trained", "headrank+trained")}
     for label, (folder, method) in {**rows, "HeadRank + BM25": ("trained", "headrank+fused")}.items():
-        expected = [means_on(benchmark, folder, method, measure) for benchmark, measure in collections]
+        expected = [means_on(benchmark, folder, method, measure) for benchmark, measure in COLLECTIONS]
         assert [float(cell) for cell in shown[label]] == pytest.approx([*expected, fmean(expected)], abs=0.0501)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/teacher_training.md"])
+def test_the_table_of_the_embedded_model_shows_the_means_of_its_cells_and_of_the_teacher(page: str) -> None:
+    shown = table_with(page, "64 words per passage")
+    for label, method in {"HeadRank, `embedded`": "headrank+late-fast", "HeadRank, untouched model": "headrank+late-untrained"}.items():
+        expected = [means_on(f"{benchmark}-64", "embedded", method, measure) for benchmark, measure in COLLECTIONS]
+        assert [float(cell) for cell in shown[label]] == pytest.approx([*expected, fmean(expected)], abs=0.0501)
+    peer = json.loads((RESULTS / "teacher.json").read_text())["per_query"]
+    expected = [100 * fmean(peer[benchmark].values()) for benchmark, _ in COLLECTIONS]
+    assert [float(cell) for cell in shown["MiniLM-L-12 cross-encoder (the teacher)"][:4]] == pytest.approx(expected, abs=0.0501)
 
 
 def test_differences_are_bold_only_where_the_interval_excludes_zero(tables: ModuleType) -> None:

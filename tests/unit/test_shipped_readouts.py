@@ -55,7 +55,7 @@ def test_the_shipped_adapter_names_its_base_its_teacher_and_only_collections_tha
 
 
 def test_names_belong_to_the_embedded_model_only(tmp_path: Path) -> None:
-    assert choose_heads("embedded", None) == choose_heads("embedded", "full") != choose_heads("embedded", "fast")
+    assert choose_heads("embedded", None) == choose_heads("embedded", "fast") != choose_heads("embedded", "full")
     other = make_tiny_model(tmp_path / "tiny")
     assert is_embedded("embedded") and not is_embedded(other)
     for name in ("fast", "untrained-fast"):
@@ -75,14 +75,14 @@ def test_the_embedded_name_is_the_trained_model_unless_other_heads_say_otherwise
 
 def test_the_embedded_model_reranks_at_once_with_any_of_them(embedded_model: Path) -> None:
     by_default = HeadRankReranker.from_pretrained("embedded", dtype="float32")
-    fast = HeadRankReranker.from_pretrained("embedded", "fast", dtype="float32")
+    full = HeadRankReranker.from_pretrained("embedded", "full", dtype="float32")
     untrained = HeadRankReranker.from_pretrained("embedded", "untrained-fast", dtype="float32")
-    assert by_default.heads == choose_heads("embedded", "full") and fast.layers_used <= 20 and untrained.layers_used <= 20
-    for reranker in (by_default, fast, untrained):
+    assert by_default.heads == choose_heads("embedded", "fast") and full.layers_used <= 20 and untrained.layers_used <= 20
+    for reranker in (by_default, full, untrained):
         assert [row["corpus_id"] for row in reranker.rank(QUERY, PASSAGES)][::3] == [1, 3]
         scores = reranker.score(QUERY, PASSAGES[:3])
         np.testing.assert_array_equal(scores[1:2], reranker.score(QUERY, PASSAGES[1:2]))
-    assert np.abs(fast.score(QUERY, PASSAGES[:3]) - untrained.score(QUERY, PASSAGES[:3])).max() > 0.01
+    assert np.abs(by_default.score(QUERY, PASSAGES[:3]) - untrained.score(QUERY, PASSAGES[:3])).max() > 0.01
 
 
 def test_the_words_that_readme_begins_with_rank_the_answer_first(embedded_model: Path) -> None:
@@ -90,3 +90,9 @@ def test_the_words_that_readme_begins_with_rank_the_answer_first(embedded_model:
         "why is the sea salty", ["Rivers carry minerals into the sea.", "The Dead Sea Scrolls were found in caves."]
     )
     assert [row["corpus_id"] for row in ranked] == [0, 1]
+
+
+def test_benchmark_run_takes_a_shipped_readout_by_name() -> None:
+    from headrank.commands.benchmark_run import _heads
+
+    assert _heads(["fast"], ["headrank"]) == {"headrank": "fast"}
