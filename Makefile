@@ -34,7 +34,7 @@ export GOMP_SPINCOUNT ?= 0
 export TOKENIZERS_PARALLELISM ?= false
 export PATH := $(BIN):$(PATH)
 
-.PHONY: help setup setup-dev demo test test-unit test-distributed test-gpu test-megatron-versions
+.PHONY: help setup setup-dev demo test test-unit test-distributed test-integrations test-gpu test-megatron-versions
 .PHONY: bench results-page load-test fuzz lint format system clean
 
 help: ## list the targets
@@ -58,6 +58,12 @@ test-unit: $(DEV_STAMP) ## the fast loop
 
 test-distributed: $(DEV_STAMP) ## real gloo processes, tiny models
 	'$(BIN)/python' -m pytest tests/distributed $(PYTEST_ARGS)
+
+# rank-llm asks for vLLM and never needs it for its requests: it comes without what it asks for.
+test-integrations: $(DEV_STAMP) ## Ray, MTEB, BEIR, PyTerrier, ranx, rank_llm with the real packages, which it installs
+	$(PIP) install --no-compile -c constraints.txt -e '.[integrations-heavy]' dacite
+	$(PIP) install --no-compile -c constraints.txt --no-deps rank-llm
+	HEADRANK_TEST_INTEGRATIONS=1 '$(BIN)/python' -m pytest tests/integrations $(PYTEST_ARGS)
 
 test-gpu: $(DEV_STAMP) ## on a GPU node: the acceptance list, and one report file to send back (GPU_REPORT=...)
 	HEADRANK_TEST_GPU=1 HEADRANK_GPU_REPORT='$(GPU_REPORT)' '$(BIN)/python' -m pytest tests/gpu $(PYTEST_ARGS)

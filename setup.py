@@ -42,9 +42,13 @@ GPU = ["transformer-engine[pytorch]>=2.9,<2.12"]
 LUCENE = ["pyserini>=1.0"]  # needs Java 21
 DATASETS = ["ir_datasets>=0.5"]  # headrank benchmark prepare NAME --from ir_datasets
 TEACHER = ["sentence-transformers>=5.0", "onnxruntime"]  # headrank label: cross-encoders as teachers
+COLBERT = ["sentence-transformers>=6.0"]  # headrank benchmark prepare hotpotqa --colbert: reads ColBERTv2's own checkpoint
 SERVE = ["fastapi", "uvicorn"]  # headrank serve
 SERVER = [*SERVE, "openai"]  # what 'transformers serve' needs: the tests talk to a real OpenAI-compatible server
+RAY = ["ray[data]>=2.40"]  # headrank rerank --ray, headrank index --ray
 INTEGRATIONS = ["langchain-core", "llama-index-core", "haystack-ai", "rerankers"]  # what headrank/integrations adapts to, for its tests
+# What headrank/integrations adapts to besides, for 'make test-integrations': too heavy for every test run.
+HEAVY_INTEGRATIONS = ["mteb>=2.0", "beir>=2.0", "python-terrier>=1.0", "ranx>=0.3", *RAY]
 # Clients of 'headrank serve' and a fuzzer, for its tests; pinned for Python 3.11 and later only: on 3.10 these tests are skipped.
 CLIENTS = [
     f"{name}; python_version >= '3.11'"
@@ -82,8 +86,11 @@ setup(
         "lucene": LUCENE,
         "datasets": DATASETS,
         "teacher": TEACHER,
+        "colbert": COLBERT,
         "integrations": INTEGRATIONS + TEACHER,
         "serve": SERVE,
+        "ray": RAY,
+        "integrations-heavy": HEAVY_INTEGRATIONS + TEACHER,
         "dev": TRAIN + DEV,
     },
     entry_points={"console_scripts": ["headrank = headrank.commands:main"]},

@@ -78,7 +78,8 @@ def _multi_hop(name: str, title: str, **changes: object) -> Benchmark:
         retriever="colbertv2",
         depth=20,
         measures=("R@2", "R@5"),
-        source="github.com/OSU-NLP-Group/HippoRAG, branch legacy, data/; candidates by ColBERTv2, which has to be run first",
+        source="FILE.json of github.com/OSU-NLP-Group/HippoRAG, branch legacy, data/ (candidates: --run, or --colbert), or of "
+        "github.com/OSU-NLP-Group/In-Context-Reranking (ColBERTv2's top 20 inside)",
         **changes,  # type: ignore[arg-type]
     )
 

@@ -51,8 +51,24 @@ def _unwatched(documents: Iterable[Document]) -> Iterable[Document]:
     return documents
 
 
-def read_material(benchmark: Benchmark, source: str, watch: Watch = _unwatched) -> Material:
-    """Queries, judgements, candidates and texts from a collection folder, a BEIR folder, 'ir_datasets[:ID]', or 'pyserini'."""
+def read_material(
+    benchmark: Benchmark, source: str, watch: Watch = _unwatched, *, run: str | None = None, colbert: str | None = None
+) -> Material:
+    """Queries, judgements, candidates and texts from a collection folder, a BEIR folder, a file FILE.json of a multi-hop set,
+    'ir_datasets[:ID]', or 'pyserini'.
+
+    ``run`` is a file of candidates instead of the source's own; ``colbert`` a model that makes them for a multi-hop set.
+    """
+    if source.endswith(".json"):
+        if benchmark.group != "multi-hop":
+            raise InputError(f"{source}: JSON files are read for hotpotqa, 2wiki and musique; give a folder for {benchmark.name}")
+        from data_tools.multi_hop import read_multi_hop
+
+        return read_multi_hop(benchmark, Path(source), run, colbert, watch)
+    if colbert is not None:
+        raise InputError("`colbert` makes candidates for HippoRAG's JSON files only; leave it out")
+    if run is not None and not Path(source).is_dir():
+        raise InputError(f"`run` goes with a folder or a JSON file, not with {source}")
     if source == "pyserini":
         return _from_pyserini(benchmark)
     package, colon, dataset_id = source.partition(":")
@@ -68,20 +84,20 @@ def read_material(benchmark: Benchmark, source: str, watch: Watch = _unwatched) 
         queries, qrels, corpus_path = collection.queries(), collection.qrels(), collection.corpus_path
         run_path = collection.run_path if _retriever_of(folder) == benchmark.retriever else None
     own = folder / f"run.{benchmark.retriever}.txt"
-    run_path = own if own.is_file() else run_path
+    run_path = Path(run) if run is not None else own if own.is_file() else run_path
     queries = _judged(queries, qrels, str(folder))
     if run_path is not None:
-        run = {query_id: rows for query_id, rows in _ranked(read_run(run_path)).items() if query_id in queries}
-        if not run:
+        candidates = {query_id: rows for query_id, rows in ranked_run(read_run(run_path)).items() if query_id in queries}
+        if not candidates:
             raise InputError(f"{run_path}: no query of the run is judged; do the run and the judgements belong together?")
         origin = run_path.name
     elif benchmark.retriever == "bm25":
-        run = search_all(Bm25Index(watch(iterate_corpus(corpus_path))), queries, RETRIEVAL_DEPTH)
+        candidates = search_all(Bm25Index(watch(iterate_corpus(corpus_path))), queries, RETRIEVAL_DEPTH)
         origin = "bm25s over the whole corpus"
     else:
         raise InputError(f"{folder}: {own.name} is missing; {benchmark.title} needs candidates of {benchmark.retriever}")
-    documents = _texts(corpus_path, run)
-    return Material(queries, qrels, run, documents, origin)
+    documents = _texts(corpus_path, candidates)
+    return Material(queries, qrels, candidates, documents, origin)
 
 
 def _retriever_of(folder: Path) -> str:
@@ -127,7 +143,7 @@ def _from_pyserini(benchmark: Benchmark) -> Material:
     return Material(queries, qrels, result.run, result.documents, f"Pyserini, index {benchmark.index}")
 
 
-def _ranked(run: Run) -> dict[str, RankedList]:
+def ranked_run(run: Run) -> dict[str, RankedList]:
     """The run in the order of its ranks, with scores that every tool orders the same way."""
     return {query_id: strictly_decreasing([(row.doc_id, row.score) for row in rows]) for query_id, rows in run.items()}
 

@@ -200,10 +200,14 @@ def _rank_and_score(path: str | os.PathLike[str], number: int, rank: str, score:
     return int(rank), value
 
 
-def write_run(path: str | os.PathLike[str], run: Mapping[str, Sequence[tuple[str, float]]], tag: str) -> None:
+def write_run(
+    path: str | os.PathLike[str],
+    run: Mapping[str, Sequence[tuple[str, float]]] | Iterable[tuple[str, Sequence[tuple[str, float]]]],
+    tag: str,
+) -> None:
     """Write a TREC run from (document id, score) lists, best first; scores as %.9g, which round-trips float32."""
     with atomic_write(path) as stream:
-        for query_id, rows in run.items():
+        for query_id, rows in run.items() if isinstance(run, Mapping) else run:
             for rank, (doc_id, score) in enumerate(rows, start=1):
                 stream.write(f"{query_id} Q0 {doc_id} {rank} {score:.9g} {tag}\n")
 

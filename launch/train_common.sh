@@ -40,11 +40,13 @@ fi
 DISTRIBUTED_ARGS=(--tensor-model-parallel-size "$TP" --sequence-parallel --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather
     --exit-signal-handler ${EXIT_MINUTES:+--exit-duration-in-mins "$EXIT_MINUTES"}) # save and exit after so many minutes
 TRAINING_ARGS=(--micro-batch-size 1 --global-batch-size "$GLOBAL_BATCH_SIZE" --lr "$LR" --clip-grad 5.0 # these four are the paper's
-    --lr-decay-style linear --weight-decay 0.01 --seed 1234 ${TRAIN_ITERS:+--train-iters "$TRAIN_ITERS"}) # steps instead of an epoch
+    --lr-decay-style linear --weight-decay 0.01 --seed 1234 ${TRAIN_ITERS:+--train-iters "$TRAIN_ITERS"} # steps instead of an epoch
+    ${STOP_AFTER:+--headrank-stop-after "$STOP_AFTER"}) # steps after which it ends, with the schedule of the whole
 if [[ ${PRECISION:-bf16} != fp32 ]]; then TRAINING_ARGS+=(--bf16 --accumulate-allreduce-grads-in-fp32); fi
 DATA_ARGS=(--train-data-path "$TRAIN_DATA" ${SEQ_LENGTH:+--seq-length "$SEQ_LENGTH"} # longest prompt; empty: the model's context
     ${VALID_DATA:+--valid-data-path "$VALID_DATA" --eval-interval 100}) # held-out lists; empty: the last checkpoint is taken
 CHECKPOINT_AND_LOGGING_ARGS=(--save "$SAVE" --save-interval 200 --ckpt-format torch_dist --log-interval 10 --log-throughput
+    --headrank-keep-iters 1800 2200 2800 # where the paper saw convergence; these checkpoints stay
     --tensorboard-dir "$SAVE/tensorboard")
 HEADRANK_ARGS=(--headrank-model "$MODEL" --headrank-heads "$HEADS" --headrank-pairs-per-context "$PAIRS_PER_CONTEXT"
     --headrank-epochs 1 --headrank-epoch-unit pairs --headrank-alpha 0.05 --headrank-beta 0.05) # all the paper's

@@ -88,3 +88,29 @@ def make_tiny_model(directory: Path, family: str = "qwen3", *, seed: int = 0, st
     model.save_pretrained(directory)
     tiny_tokenizer().save_pretrained(directory)
     return directory
+
+
+def make_tiny_colbert(directory: Path) -> Path:
+    """A random checkpoint in ColBERTv2's own layout: a BERT encoder, linear.weight at the root, artifact.metadata."""
+    from safetensors.torch import save_file
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789?."
+    words = ["[PAD]", "[unused0]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    tokenizer = Tokenizer(models.WordPiece({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 4), ("[SEP]", 5)])
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    transformers.BertTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(directory)
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(words), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, initializer_range=0.3
+    )
+    model = transformers.BertModel(config)
+    config.architectures = ["HF_ColBERT"]
+    config.save_pretrained(directory)
+    weights = {f"bert.{name}": value.contiguous() for name, value in model.state_dict().items()}
+    save_file(weights | {"linear.weight": torch.randn(16, 32)}, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "artifact.metadata").write_text('{"query_maxlen": 16, "doc_maxlen": 48}')
+    return directory

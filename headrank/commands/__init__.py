@@ -27,6 +27,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "select-heads": ("select_heads", "score every attention head and keep the best K"),
     "import-hf": ("import_hf", "Hugging Face model -> Megatron checkpoint"),
     "export-hf": ("export_hf", "Megatron checkpoint -> Hugging Face model with its heads and a model card"),
+    "push": ("push", "an exported model to the Hugging Face hub, with measures in its model card"),
     "index": ("index", "keys of a corpus computed once and kept: a passage store for late heads"),
     "rerank": ("rerank", "rerank the candidates of a collection, TREC run in, TREC run out"),
     "fit-relevance": ("fit_relevance", "scores -> chances of being relevant, fitted on judged lists"),
@@ -53,6 +54,8 @@ EXTRAS = {
     "onnxruntime": "teacher",
     "fastapi": "serve",
     "uvicorn": "serve",
+    "ray": "ray",
+    "pyarrow": "ray",
 }
 
 

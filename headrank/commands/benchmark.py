@@ -2,6 +2,7 @@
 
 headrank benchmark list                      all of them, the paper's first-stage and HeadRank numbers, which are ready here
 headrank benchmark list fiqa                 everything known about one: sources, quirks, all published numbers
+headrank benchmark prepare musique --from FILE.json --run ranking.tsv   HippoRAG's or ICR's file
 headrank benchmark prepare dl19 --from DIR   from a collection or BEIR folder, checked against the paper; 'ir_datasets' and
                                              'pyserini' instead of a folder download it, where those packages are installed
 headrank benchmark run ...                   a matrix of models, methods and benchmarks
@@ -38,9 +39,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="source",
         required=True,
-        metavar="DIR",
-        help="a collection folder, an unpacked BEIR folder, or one of the words ir_datasets (or ir_datasets:ID for another id of it) "
-        "and pyserini",
+        metavar="SOURCE",
+        help="a collection folder, an unpacked BEIR folder, HippoRAG's or ICR's FILE.json (hotpotqa, 2wiki, musique), or one of the words "
+        "ir_datasets (or ir_datasets:ID for another id of it) and pyserini",
+    )
+    preparing.add_argument(
+        "--run", metavar="FILE", help="candidates: a TREC run or, for a FILE.json with its FILE_corpus.json, ColBERT's ranking.tsv"
+    )
+    preparing.add_argument(
+        "--colbert",
+        nargs="?",
+        const="colbert-ir/colbertv2.0",
+        metavar="MODEL",
+        help="make the candidates of a FILE.json with this ColBERT model (default colbert-ir/colbertv2.0; extra 'colbert')",
     )
     preparing.add_argument(
         "--remove-query", action="store_true", help="drop candidates that are the query itself (ArguAna as BEIR scores it)"
@@ -163,7 +174,8 @@ def _details(benchmark: Benchmark, home: Path) -> str:
 
 
 def _how_to_prepare(benchmark: Benchmark) -> str:
-    sources = ["DIR"] + ["ir_datasets"] * (benchmark.ir_datasets is not None) + ["pyserini"] * (benchmark.index is not None)
+    known = {"FILE.json": benchmark.group == "multi-hop", "ir_datasets": benchmark.ir_datasets, "pyserini": benchmark.index}
+    sources = ["DIR", *(name for name, is_there in known.items() if is_there)]
     return f"no; headrank benchmark prepare {benchmark.name} --from {' | '.join(sources)}"
 
 
@@ -179,7 +191,13 @@ def _prepare(args: argparse.Namespace) -> int:
     if folder.exists() and not args.overwrite:
         raise InputError(f"{folder}: already exists; --overwrite replaces it")
     require_free(folder, args.overwrite)
-    material = read_material(benchmark, args.source, lambda documents: progress(documents, description="indexing", unit="document"))
+    material = read_material(
+        benchmark,
+        args.source,
+        lambda documents: progress(documents, description="indexing", unit="document"),
+        run=args.run,
+        colbert=args.colbert,
+    )
     run_without, num_own = remove_query_documents(material.run)
     if args.remove_query:
         material = dataclasses.replace(material, run=run_without, origin=f"{material.origin}, without the query's own document")

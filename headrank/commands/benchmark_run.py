@@ -27,6 +27,7 @@ from headrank.experiments.matrix_plan import ORDERS, MatrixBenchmark, MatrixMode
 from headrank.experiments.phases import STAMPS, Phase
 from headrank.experiments.runner import Runner
 from headrank.method.prompt import LAYOUTS, QUERY_ROWS
+from headrank.method.published_prompts import PUBLISHED_PROMPTS
 from headrank.methods import METHODS, method_name
 
 _log = logging.getLogger(__name__)
@@ -86,6 +87,12 @@ def _add_running_arguments(how: argparse._ArgumentGroup) -> None:
     how.add_argument("--batch-size", type=options.positive_int, metavar="B", help="queries per forward (default 1; late readouts 32)")
     how.add_argument("--dtype", choices=options.DTYPES, help="type of the weights (default: auto for late heads)")
     how.add_argument("--query-rows", choices=QUERY_ROWS, help="rows of I_q (default: those of the heads' prompt)")
+    how.add_argument(
+        "--prompt",
+        choices=list(PUBLISHED_PROMPTS),
+        help="the prompt of a published method; 'icr' takes ICR's instruction for questions on the benchmarks where ICR does",
+    )
+    how.add_argument("--instruction", type=options.escaped, metavar="TEXT", help=r"the late instruction; \n is a new line")
     how.add_argument("--document-layout", choices=LAYOUTS, help="sequential or parallel layout (default: that of the heads' prompt)")
     how.add_argument("--max-words", type=options.positive_int, metavar="N", help="words kept of each document (default 300)")
     how.add_argument("--store", metavar="DIR", help="a passage store of 'headrank index': headrank cells read the passages it holds")

@@ -1,12 +1,14 @@
 """Compute the keys of a corpus once and keep them: a passage store, from which 'rerank --store' scores lists in milliseconds.
 
 For heads of the late layout. A stopped or killed run goes on where it stopped; passages that are there are not computed again.
-On several GPUs or processes: torchrun --nproc-per-node N -m headrank index ... --info, --verify and --prune look after a store.
+On several GPUs or processes: torchrun --nproc-per-node N -m headrank index ..., or --ray. --info, --verify and --prune look after a
+store.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -54,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_threads_argument(group)
     group.add_argument("--compute-dtype", choices=options.DTYPES, help="of the model's forward (default: auto; float32 for an fp32 store)")
     group.add_argument("--batch-tokens", type=options.positive_int, metavar="N", help="tokens of a batch (default: 192 on a CPU, 16384)")
+    options.add_ray_arguments(parser)
     group = parser.add_argument_group("looking after a store")
     group.add_argument("--info", action="store_true", help="say what the store holds, and do nothing else")
     group.add_argument(
@@ -66,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Index, or look after a store."""
+    options.check_ray_arguments(args)
     if args.info + args.verify + args.prune > 1:
         raise InputError("--info, --verify and --prune are three jobs; give one of them")
     folder = Path(args.store)
@@ -128,12 +132,20 @@ def _index(args: argparse.Namespace, folder: Path, corpora: list[_Corpus]) -> in
     from headrank.passage_store.indexing import IndexSettings, index_corpus
 
     logging.getLogger("headrank.passage_store").setLevel(logging.INFO)  # the estimate is for everybody
+    elsewhere = None
+    if args.ray is not None:
+        from headrank.integrations.ray_data import whole_path
+        from headrank.integrations.ray_index import keys_from_ray
+
+        there = argparse.Namespace(**{**vars(args), "model": whole_path(args.model), "heads": whole_path(args.heads)})
+        elsewhere = keys_from_ray(functools.partial(_late_reader_on, there), args.device, args.ray or None, args.ray_workers)
     late = _late_reader(args)
 
-    def progress(passages: Iterable[tuple[str, str]], total: int) -> Iterable[tuple[str, str]]:
+    def progress(passages: Iterable[Any], total: int) -> Iterable[Any]:
         return options.progress(passages, total=total, description="index", unit="passage")
 
-    done = index_corpus(folder, late, lambda: _passages(corpora), IndexSettings(args.dtype, args.pool), progress=progress)
+    settings = IndexSettings(args.dtype, args.pool)
+    done = index_corpus(folder, late, lambda: _passages(corpora), settings, progress=progress, elsewhere=elsewhere)
     if "present" in done:  # the first process speaks
         share = " (this process's share)" if done.get("processes", 1) > 1 else ""
         print(f"{folder}: {done['added']:,} passages added{share}, {done['present']:,} were there; {done['seconds']:.1f} s")
@@ -167,6 +179,11 @@ def _convert(args: argparse.Namespace, folder: Path) -> int:
     done = convert(source, folder, pairs, args.dtype or "int8", args.pool or 1, progress)
     print(f"{folder}: {done['added']:,} passages converted, {done['present']:,} were there; {done['saturated']:,} numbers were cut")
     return 0
+
+
+def _late_reader_on(args: argparse.Namespace, device: str) -> LateReader:
+    """The reader in a process of a Ray cluster."""
+    return _late_reader(argparse.Namespace(**{**vars(args), "device": device}))
 
 
 def _late_reader(args: argparse.Namespace) -> LateReader:

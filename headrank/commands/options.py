@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,9 +12,10 @@ from typing import Any, TypeVar
 from headrank.errors import InputError
 from headrank.formats import Collection
 from headrank.method.prompt import LAYOUTS, ORDERS, QUERY_ROWS, PromptTemplate
+from headrank.method.published_prompts import PUBLISHED_PROMPTS, published_prompt
 
 Item = TypeVar("Item")
-_PROMPT_SWITCHES = ("query_rows", "order", "max_words", "document_layout")
+_PROMPT_SWITCHES = ("query_rows", "order", "max_words", "document_layout", "instruction", "document_label", "label_in_span")
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 
@@ -66,7 +68,8 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
     group.add_argument(
         "--query-rows",
         choices=QUERY_ROWS,
-        help="rows of I_q: the query's own tokens, these and the chat suffix, or instruction through suffix",
+        help="rows of I_q: the query's own tokens, these and the chat suffix, instruction through suffix (ICR's), instruction through "
+        "query, or the same and the next token (CoRe's)",
     )
     group.add_argument("--order", choices=ORDERS, help="document order in the prompt: retriever (best first) or reversed (best last)")
     group.add_argument(
@@ -77,7 +80,30 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
         "late: a score depends on the query and one passage alone (heads with a log-mass readout)",
     )
     group.add_argument("--max-words", type=int, metavar="N", help="words kept of each document (default 300)")
+    add_published_prompt_arguments(group)
     return group
+
+
+def add_published_prompt_arguments(group: argparse._ArgumentGroup) -> None:
+    """--prompt, --instruction and what else published prompts differ in."""
+    group.add_argument(
+        "--prompt",
+        choices=list(PUBLISHED_PROMPTS),
+        help="the prompt of a published method, as its own code has it; the other switches change it further",
+    )
+    group.add_argument(
+        "--instruction",
+        type=escaped,
+        metavar="TEXT",
+        help=r"the late instruction, everything between documents and query; \n is a new line",
+    )
+    group.add_argument("--document-label", metavar="TEXT", help='what stands before a document, {} is its number (default "[{}] ")')
+    group.add_argument(
+        "--label-in-span",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="count the attention to the label as the document's, as ICR does",
+    )
 
 
 def add_store_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
@@ -90,6 +116,27 @@ def add_store_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGrou
         metavar="MB",
         help="late heads: memory for keys of passages that had to be computed (default 512; 0: none)",
     )
+
+
+def add_ray_arguments(parser: argparse.ArgumentParser) -> None:
+    """--ray, --ray-workers."""
+    group = parser.add_argument_group("beyond one machine")
+    group.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        nargs="?",
+        const="",
+        help="on a Ray cluster, a process for each GPU or core; without an address that of RAY_ADDRESS, or one of this machine's cores",
+    )
+    group.add_argument("--ray-workers", type=positive_int, metavar="N", help="processes on the cluster (default: its GPUs, or its cores)")
+
+
+def check_ray_arguments(args: argparse.Namespace) -> None:
+    """--ray-workers alone has no meaning, nor has --ray under torchrun."""
+    if args.ray is None and args.ray_workers is not None:
+        raise InputError("--ray-workers counts processes of a Ray cluster; give --ray with it")
+    if args.ray is not None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise InputError("--ray starts the processes itself; run it without torchrun")
 
 
 def prompt_of(source: str) -> PromptTemplate:
@@ -110,8 +157,14 @@ def prompt_from(args: argparse.Namespace, base: PromptTemplate | None = None) ->
 
 
 def prompt_changes(args: argparse.Namespace) -> dict[str, Any]:
-    """The switches of the prompt that were given."""
-    return {name: getattr(args, name) for name in _PROMPT_SWITCHES if getattr(args, name, None) is not None}
+    """The switches of the prompt that were given, on top of --prompt's."""
+    published = published_prompt(args.prompt) if getattr(args, "prompt", None) is not None else {}
+    return published | {name: getattr(args, name) for name in _PROMPT_SWITCHES if getattr(args, name, None) is not None}
+
+
+def escaped(text: str) -> str:
+    """argparse type: text in which \\n is a new line."""
+    return text.replace("\\n", "\n")
 
 
 def positive_int(text: str) -> int:

@@ -32,7 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `headrank report`."""
     what = parser.add_argument_group("what to report")
     what.add_argument("--run", metavar="DIR", help="one experiment: the cells below this directory on one page")
-    what.add_argument("--matrix", metavar="DIR", help="all cells below this directory as the paper's tables and figures")
+    what.add_argument(
+        "--matrix",
+        metavar="DIR",
+        nargs="+",
+        help="all cells below these directories (one a model size, say) as the paper's tables and figures",
+    )
     what.add_argument("--training", metavar="DIR", help="compare the training runs below this directory; --output also draws their curves")
     what.add_argument(
         "--heads", nargs="+", metavar="FILE", help="heads.json files ([NAME=]FILE, two are 'before' and 'after'); alone or with --run"
@@ -42,6 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--methods", nargs="+", default=[], metavar="METHOD", help="only these, for example icr 'headrank*'; first-stage rows always stay"
     )
     which.add_argument("--benchmarks", nargs="+", default=[], metavar="NAME", help="only these, for tables, figures and their averages")
+    parser.add_argument(
+        "--pool",
+        nargs="?",
+        const="",
+        metavar="METHOD",
+        help="with --matrix: also test over the queries of all benchmarks together (folds of a cross-validation), every row against this "
+        "method, such as headrank+full",
+    )
     parser.add_argument(
         "--paper-model",
         choices=["Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B"],
@@ -64,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("give one of --run DIR, --matrix DIR, --training DIR or --heads FILE ...")
     if not (args.run or args.matrix) and (args.methods or args.benchmarks):
         raise InputError("--methods and --benchmarks go with --run DIR or --matrix DIR; leave them out")
+    if args.pool is not None and not args.matrix:
+        raise InputError("--pool goes with --matrix DIR; leave it out")
     if not args.run:
         for flag in ("measure", "challenger", "collection"):
             if getattr(args, flag) is not None:
@@ -124,14 +139,16 @@ def _report_matrix(args: argparse.Namespace) -> list[Path]:
     from headrank.reports.matrix_report import write_matrix_report
     from headrank.reports.paper_specs import paper_specs
 
-    folder = Path(args.matrix)
-    output = Path(args.output or (folder.parent if folder.is_file() else folder) / "report")
+    folders = [Path(folder) for folder in args.matrix]
+    output = Path(args.output or (folders[0].parent if folders[0].is_file() else folders[0]) / "report")
+    cells = [cell for folder in folders for cell in find_cells(folder)]
     written = write_matrix_report(
-        select_cells(find_cells(folder), args.methods, args.benchmarks),
+        select_cells(cells, args.methods, args.benchmarks),
         output,
         paper_specs(BENCHMARKS),
         own_depths={name: benchmark.depth for name, benchmark in BENCHMARKS.items()},
         with_published=not args.no_published,
+        pool=args.pool,
     )
     _log.info("%d files below %s", len(written), output)
     # the pages; the figures and tables are listed on them

@@ -1,7 +1,7 @@
 """Rerank the first-stage candidates of a collection: TREC run (or rank_llm JSONL) in, the same out.
 
 One truncated prefill per query. An interrupted run goes on where it stopped: finished queries are kept in OUTPUT.partial*.jsonl
-until the run is complete. On several GPUs or processes: torchrun --nproc-per-node N -m headrank rerank ...
+until the run is complete. On several GPUs or processes: torchrun --nproc-per-node N -m headrank rerank ..., or --ray.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ _SWITCHES = ("depth", "shuffle", "device", "dtype", "batch_size", "api_base", "r
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `headrank rerank`."""
     options.add_collection_arguments(parser)
-    parser.add_argument("--requests", metavar="FILE", help="rank_llm request JSONL (query, candidates with text) instead of a collection")
+    parser.add_argument(
+        "--requests",
+        metavar="FILE",
+        help="rank_llm request JSONL (query, candidates with text) instead of a collection; with --ray also Parquet or a folder",
+    )
     options.add_model_arguments(parser)
     options.add_prompt_arguments(parser)
     group = parser.add_argument_group("reranking")
@@ -50,12 +54,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tag", default=None, help="run tag (default: the method's name)")
     group.add_argument("--restart", action="store_true", help="forget an interrupted run and begin anew")
     options.add_store_arguments(group)
+    options.add_ray_arguments(parser)
     parser.add_argument("--api-base", metavar="URL", help="rankgpt: an OpenAI-compatible endpoint instead of a local model")
 
 
 def run(args: argparse.Namespace) -> int:
     """Rerank and write; returns the exit code."""
-    rerank(job_from(args))
+    options.check_ray_arguments(args)
+    job = job_from(args)
+    if args.ray is None:
+        rerank(job)
+    else:
+        from headrank.integrations.ray_rerank import rerank_on_ray
+
+        rerank_on_ray(job, args.ray or None, args.ray_workers)
     return 0
 
 

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrank.commands import options, select_readout
+from headrank.commands import options, select_readout, selection_methods
 from headrank.errors import InputError
 from headrank.files import require_writable
-from headrank.formats import Collection, iterate_corpus, read_query_ids
+from headrank.formats import Collection, read_query_ids
 from headrank.methods import POLICIES
 from headrank.reranking.model_sources import resolve_model
 
@@ -26,13 +25,11 @@ if TYPE_CHECKING:
     from headrank.method.heads import HeadSet
     from headrank.method.prompt import PromptTemplate
     from headrank.reranking.reader import AttentionReader
-    from headrank.selection.selection import HeadPolicy, RankedHeads, SelectionContext
+    from headrank.selection.selection import RankedHeads, SelectionContext
 
 _log = logging.getLogger(__name__)
 READOUT = "readout"
 MAX_PRINTED = 20  # heads; the file has them all
-MAX_PASSAGES = 500  # of a corpus, as hay for NIAH
-MIDDLE_GRADE = 2  # what TREC DL calls relevant; collections whose grades stop at 1 have gold from 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,24 +53,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--top-k", type=options.positive_int, metavar="K", help="heads to keep (default 8; 16 for qr and qr-ndcg)")
     group.add_argument("--depth", type=options.positive_int, default=40, metavar="N", help="candidates in a list (default 40)")
     _add_order_arguments(group)
-    group.add_argument("--temperature", type=float, metavar="TAU", help="entropy, core: temperature of the contrast (default 0.001)")
-    group.add_argument("--entropy-weight", type=float, metavar="LAMBDA", help="entropy: weight of the entropy gate (default 0.1)")
-    group.add_argument(
-        "--calibrated",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="masses minus those of the content-free query, or raw ones",
-    )
-    group.add_argument(
-        "--gold-grade", type=options.positive_int, metavar="G", help="qr: grade from which a document is gold (default 2 or 1)"
-    )
+    selection_methods.add_arguments(group)
     group.add_argument("--prune", type=float, default=0.0, metavar="F", help="leave out this fraction of the layers, from the top")
-    group.add_argument("--needles", type=options.positive_int, default=20, metavar="N", help="niah: questions asked (default 20)")
-    group.add_argument(
-        "--haystack-words", type=options.positive_int, default=300, metavar="N", help="niah: words of a haystack (default 300)"
-    )
     group.add_argument("--batch-size", type=options.positive_int, default=1, metavar="B", help="lists per forward (default 1)")
     group.add_argument("--cache", metavar="DIR", help="keep the statistics of every list here: resume, or try other settings for free")
+    group.add_argument(
+        "--compare-paper",
+        nargs="?",
+        const="auto",
+        metavar="MODEL",
+        help="select as the paper does under every --query-rows (or the given one), write a file for each, and count the heads of the "
+        "paper's table among them; MODEL is Qwen3-0.6B, -1.7B or -4B where the model's name does not say so",
+    )
     group.add_argument("--no-picture", action="store_true", help="write heads.json only")
     select_readout.add_arguments(parser)
 
@@ -88,6 +79,12 @@ def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         action="append",
         help="instead: the lists of a folder of 'headrank pairs', with their grades; may be given again",
+    )
+    group.add_argument(
+        "--paragraphs",
+        metavar="FILE.json",
+        action="append",
+        help="instead: questions with labelled paragraphs: CoRe's and QR's detection data, HippoRAG's and ICR's files; may be given again",
     )
     for name in ("queries", "corpus", "qrels", "run"):
         group.add_argument(f"--{name}", metavar="FILE", help=f"with at most one collection: {name} instead of its own")
@@ -116,6 +113,13 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--permutations {args.permutations} must not be negative")
     if args.no_retriever_order and not args.permutations:
         raise InputError("--no-retriever-order leaves no order of a list; add --permutations N")
+    if args.compare_paper is not None:
+        from headrank.commands import compare_heads
+
+        require_writable(args.output)
+        for path in compare_heads.run(args, lambda chosen: _attention_selection(chosen, ["entropy"])[0]):
+            print(path)
+        return 0
     methods = list(POLICIES) if "all" in args.method else list(dict.fromkeys(args.method))
     if READOUT in methods and len(methods) > 1:
         raise InputError("--method readout has statistics of its own; run it alone")
@@ -131,7 +135,9 @@ def run(args: argparse.Namespace) -> int:
     if methods != ["niah"]:
         results += _attention_selection(args, [method for method in methods if method != "niah"])
     if "niah" in methods:
-        results.append(_needle_selection(args))
+        collections = _collections(args) if args.collection or args.corpus else []
+        selection, shape, source = selection_methods.ask_needles(args, collections)
+        results.append(_head_set(selection, args, shape, source))
     for heads in results:
         _write(heads, paths[heads.method], not args.no_picture)
     return 0
@@ -143,7 +149,7 @@ def _attention_selection(args: argparse.Namespace, methods: list[str]) -> list[H
     from headrank.selection.statistics import StatisticsCache, reader_key
 
     contexts = _contexts(args)
-    policies = [_policy(method, args, contexts) for method in methods]
+    policies = [selection_methods.policy(method, args, contexts) for method in methods]
     reader = _load_reader(args)
     num_layers = _pruned(reader.num_layers, args.prune)
     if (args.top_k or 0) > num_layers * reader.num_heads:
@@ -153,7 +159,7 @@ def _attention_selection(args: argparse.Namespace, methods: list[str]) -> list[H
     with contextlib.closing(bar):  # an error has its line to itself
         facts = accumulate(reader, bar, policies, num_layers=num_layers, batch_size=args.batch_size, cache=cache)
     source = {"collections": sorted({context.collection for context in contexts}), **facts}
-    depth = max(len(context.grades) for context in contexts) if args.contexts else args.depth
+    depth = max(len(context.grades) for context in contexts) if args.contexts or args.paragraphs else args.depth
     settings = {"depth": depth, "permutations": args.permutations, "seed": args.seed, "layers_read": num_layers}
     settings["with_retriever_order"] = not args.no_retriever_order
     return [_head_set(policy, args, (reader.num_layers, reader.num_heads), source, settings) for policy in policies]
@@ -181,18 +187,15 @@ def _contexts(args: argparse.Namespace) -> list[SelectionContext]:
     from headrank.selection.selection import collection_contexts
 
     contexts = []
-    if args.contexts:
-        from data_tools.selection_lists import training_contexts
+    if args.contexts or args.paragraphs:
+        from data_tools.selection_lists import paragraph_contexts, training_contexts
 
-        _refuse_beside_contexts(args)
-        for folder in args.contexts:
-            contexts += training_contexts(
-                folder,
-                _prompt(args),
-                permutations=args.permutations,
-                with_retriever_order=not args.no_retriever_order,
-                seed=args.seed,
-            )
+        _refuse_beside_lists(args)
+        orders = {"permutations": args.permutations, "with_retriever_order": not args.no_retriever_order, "seed": args.seed}
+        for folder in args.contexts or []:
+            contexts += training_contexts(folder, _prompt(args), **orders)
+        for path in args.paragraphs or []:
+            contexts += paragraph_contexts(path, _prompt(args), **orders)
         return contexts
     for collection in _collections(args):
         contexts += collection_contexts(
@@ -208,15 +211,16 @@ def _contexts(args: argparse.Namespace) -> list[SelectionContext]:
     return contexts
 
 
-def _refuse_beside_contexts(args: argparse.Namespace) -> None:
-    """The lists of a folder are complete: what would choose others is a mistake. niah may still take its hay from a collection."""
+def _refuse_beside_lists(args: argparse.Namespace) -> None:
+    """The lists of a folder or file are complete: what would choose others is a mistake. niah may still take its hay from a collection."""
     names = ["queries", "qrels", "run", "only", "hold_out"]
     if not {"niah", "all"} & set(args.method):
         names += ["collection", "corpus"]
     given = [name for name in names if getattr(args, name)]
     if given:
         flag = given[0].replace("_", "-")
-        raise InputError(f"--contexts and --{flag} both say which lists to read; choose queries and candidates when 'headrank pairs' runs")
+        source = "--contexts" if args.contexts else "--paragraphs"
+        raise InputError(f"{source} and --{flag} both say which lists to read; choose queries and candidates when these lists are made")
 
 
 def _collections(args: argparse.Namespace) -> list[Collection]:
@@ -225,47 +229,6 @@ def _collections(args: argparse.Namespace) -> list[Collection]:
     if len(folders) > 1 and any(single.values()):
         raise InputError("--queries, --corpus, --qrels and --run go with one --collection, not with several")
     return [Collection.open(folder, **single) for folder in folders or [None]]
-
-
-def _policy(method: str, args: argparse.Namespace, contexts: list[SelectionContext]) -> HeadPolicy:
-    """The policy with the switches that were given; what was not given keeps the method's own default."""
-    from headrank.selection.core import CoreSelection
-    from headrank.selection.qr import QRNdcgSelection, QRSelection
-    from headrank.selection.selection import EntropySelection
-
-    given: dict[str, Any] = {"temperature": args.temperature, "entropy_weight": args.entropy_weight, "is_calibrated": args.calibrated}
-    if method == "qr":
-        highest = max((grade or 0 for context in contexts for grade in context.grades), default=0)
-        given["gold_grade"] = args.gold_grade or min(MIDDLE_GRADE, max(highest, 1))
-    known = {
-        "entropy": (EntropySelection, {"temperature", "entropy_weight", "is_calibrated"}),
-        "core": (CoreSelection, {"temperature", "is_calibrated"}),
-        "qr": (QRSelection, {"gold_grade", "is_calibrated"}),
-        "qr-ndcg": (QRNdcgSelection, {"is_calibrated"}),
-    }
-    policy, names = known[method]
-    return policy(**{name: value for name, value in given.items() if name in names and value is not None})
-
-
-def _needle_selection(args: argparse.Namespace) -> HeadSet:
-    """NIAH: needles in the collection's passages where one is given, else in generated text."""
-    from headrank.selection.needles import make_needles
-    from headrank.selection.niah import NiahSelection
-
-    passages = [text for collection in (_collections(args) if args.collection or args.corpus else []) for text in _passages(collection)]
-    needles = make_needles(args.needles, haystack_words=args.haystack_words, seed=args.seed, passages=passages)
-    selection = NiahSelection.load(resolve_model(args.model), device=args.device, dtype=args.dtype)
-    for needle in options.progress(needles, total=len(needles), description="needles", unit="needle"):
-        selection.ask(needle)
-    config = selection.generator.model.config.get_text_config(decoder=True)
-    _log.info("niah: %d of %d needle questions were answered", selection.scores.count, selection.asked)
-    source = {"haystack": "collection" if passages else "generated", "haystack_words": args.haystack_words, "seed": args.seed}
-    return _head_set(selection, args, (int(config.num_hidden_layers), int(config.num_attention_heads)), source)
-
-
-def _passages(collection: Collection) -> list[str]:
-    """Texts of the corpus's first documents: hay."""
-    return [document.text for document in itertools.islice(iterate_corpus(collection.corpus_path), MAX_PASSAGES)]
 
 
 def _head_set(

@@ -2,6 +2,7 @@
 
 headrank view --model M --heads heads.json --collection DIR --query QID --output view.html
 headrank view ... --ranks ICR=icr/run.txt --ranks RankGPT=rankgpt/run.txt     more rank columns
+headrank view --case-studies --model M --cells runs/.../cells --output DIR   the paper's fourteen, one file each
 headrank view ... --query moved-most --ranks HeadRank=ours/run.txt            the query that run changed most
 """
 
@@ -35,9 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--heads", metavar="FILE", help="heads.json, 'all' for ICR, 'fast' or 'full' for the embedded model (default: its own)"
     )
+    group.add_argument("--query", metavar="QID", help=f"query id, or '{MOVED_MOST}': the one that the first --ranks run changed most")
     group.add_argument(
-        "--query", required=True, metavar="QID", help=f"query id, or '{MOVED_MOST}': the one that the first --ranks run changed most"
+        "--case-studies", action="store_true", help="instead: the paper's case studies, into a folder; their benchmarks are prepared"
     )
+    group.add_argument("--home", metavar="DIR", help="case studies: where prepared benchmarks lie (default as 'headrank benchmark')")
+    group.add_argument("--cells", metavar="DIR", help="case studies: results of a study or matrix, for the ranks of ICR and RankGPT")
     group.add_argument("--output", required=True, metavar="FILE", help="the page (or .tex file) to write")
     group.add_argument("--depth", type=options.positive_int, default=40, metavar="N", help="candidates shown and ranked (default 40)")
     group.add_argument("--ranks", action="append", default=[], metavar="NAME=RUN", help="a run whose ranks get a column; may be repeated")
@@ -51,6 +55,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Score one query in detail and write the page."""
+    if args.case_studies:
+        if args.query is not None or args.collection is not None:
+            raise InputError("--case-studies brings its own queries and collections; leave out --query and --collection")
+        from headrank.commands import case_studies
+
+        args.case_studies = False
+        return case_studies.run(args, run)
+    if args.query is None:
+        raise InputError("give --query QID, or --case-studies")
     collection = options.open_collection(args)
     require_writable(args.output, reads=[*collection.paths, *(entry.partition("=")[2] for entry in args.ranks)])
     candidates, others = collection.run(), _other_runs(args.ranks)

@@ -81,6 +81,26 @@ _TABLE_4 = {  # rank 1 to 8: before | after
     ),
 }
 
+# Figures of the deep analysis: the datasets that are averaged over, and the queries whose attention is shown (Section "Case study" and
+# its appendices). Multi-hop questions are numbered by their place in the file, from 0.
+FIGURE_BENCHMARKS = ("dl19", "dl20", "trec-covid", "nq", "trec-news", "hotpotqa", "2wiki", "musique")
+CASE_STUDIES = (
+    ("fever", "194182", "Jeb Bush's mother is Laura Bush."),
+    ("dbpedia", "INEX_LD-2012383", "famous computer scientists disappeared at sea"),
+    ("fiqa", "9565", "What are the tax benefits of dividends vs selling stock"),
+    ("dl20", "997622", "where is the show shameless filmed"),
+    ("trec-covid", "46", "what evidence is there for dexamethasone as a treatment for COVID-19?"),
+    ("dl19", "1106007", "define visceral?"),
+    ("dl20", "1131069", "how many sons robert kraft has"),
+    ("dbpedia", "QALD2_tr-62", "Who created Wikipedia?"),
+    ("hotpotqa", "321", "What occupation was shared by David Yates and Pietro Germi?"),
+    ("hotpotqa", "348", 'Between Joe Orton and Henry James, which author is the adjective "Ortonesque" used to refer to his work?'),
+    ("2wiki", "104", "Where did the composer of film Camille (1926 Feature Film) die?"),
+    ("2wiki", "99", "Who is Marianus V Of Arborea's mother?"),
+    ("musique", "4", "When was Lady Godiva's birthplace abolished?"),
+    ("musique", "9", "What is the Till dom ensamma performer's birth date?"),
+)
+
 # Section "Deep Analysis": relevant minus irrelevant middle-zone documents promoted to the top quartile, percentage points
 SELECTIVITY_GAP = {"Qwen3-0.6B": 36.6, "Qwen3-1.7B": 40.4, "Qwen3-4B": 43.1}
 PROMOTED_AT_4B = {"relevant": 57.4, "irrelevant": 14.2}

@@ -19,6 +19,7 @@ from headrank.experiments.metrics_file import META, read_facts, write_metrics
 from headrank.experiments.phases import Call, Phase
 from headrank.files import plain_or_gzipped, write_json, write_jsonl
 from headrank.formats import Collection, read_qrels, read_query_ids, read_run, write_run
+from headrank.method.published_prompts import published_prompt
 from headrank.reranking import shipped_readouts
 from headrank.reranking.rerank_job import RerankJob, rerank
 from headrank.reranking.rerank_outputs import Target
@@ -40,6 +41,8 @@ class CellSettings:
     only: str | None = None
     api_base: str | None = None
     store: str | None = None  # of passages, for HeadRank in the late layout
+    prompt: str | None = None  # of a published method: a name of published_prompts.py
+    instruction: str | None = None
     command: tuple[str, ...] = ()  # what a person typed, for metrics.json
 
     def of_the_ranking(self) -> dict[str, Any]:
@@ -110,8 +113,15 @@ def rerank_job(cells: Sequence[MatrixCell], group: CellGroup) -> RerankJob:
     """One job for the cells of one model over the same lists."""
     first, how = cells[0], group.settings
     assert first.model is not None, "first-stage cells are not reranked"
-    prompt: dict[str, Any] = {"query_rows": how.query_rows, "max_words": how.max_words, "document_layout": how.document_layout}
-    prompt["order"] = "reversed" if first.order == "reversed" else None
+    # the order 'retriever' is that of the prompt, which a published one may turn round
+    prompt: dict[str, Any] = {
+        "query_rows": how.query_rows,
+        "max_words": how.max_words,
+        "document_layout": how.document_layout,
+        "instruction": how.instruction,
+        "order": "reversed" if first.order == "reversed" else None,
+    }
+    published = published_prompt(how.prompt, first.benchmark.name) if how.prompt is not None else {}
     return RerankJob(
         model=first.model.path,
         targets=tuple(_target(cell, group.output / cell.folder) for cell in cells),
@@ -119,7 +129,7 @@ def rerank_job(cells: Sequence[MatrixCell], group: CellGroup) -> RerankJob:
         depth=first.depth,
         shuffle=how.shuffle_seed if first.order == "shuffled" else None,
         only=how.only,
-        prompt={name: value for name, value in prompt.items() if value is not None},
+        prompt=published | {name: value for name, value in prompt.items() if value is not None},
         device=how.device,
         dtype=how.dtype,
         batch_size=how.batch_size,

@@ -38,6 +38,7 @@ class RunPlaces:
     final: Path | None
     phases: dict[str, str] = field(default_factory=dict)  # heads_before, trained, heads_after, final -> phase
     train_folder: Path | None = None
+    steps: dict[int, tuple[Path, str]] = field(default_factory=dict)  # kept checkpoint -> (its model, the phase that makes it)
 
 
 @dataclass

@@ -19,6 +19,7 @@ from headrank.experiments.matrix_plan import MatrixBenchmark, MatrixCell, Matrix
 from headrank.experiments.phases import Command, Phase
 from headrank.experiments.plan import HEADRANK, Plan, RunPlaces, collection_files, given
 from headrank.experiments.plan_heads import heads_path, needles_phase, plan_heads, selection_phase
+from headrank.experiments.plan_selections import plan_selection
 from headrank.experiments.study import Benchmark, Row
 from headrank.files import plain_or_gzipped
 from headrank.formats import read_run
@@ -175,7 +176,7 @@ def _plan_benchmark(plan: Plan, name: str, benchmark: Benchmark) -> PlannedBench
 def _plan_preparation(plan: Plan, name: str, source: str) -> str:
     home = plan.output / "benchmarks"
     words = (*HEADRANK, "benchmark", "prepare", name, "--from", source, "--home", str(home), "--overwrite")
-    reads = (Path(source),) if Path(source).is_dir() else ()
+    reads = (Path(source),) if Path(source).exists() else ()
     made = plan.artifact(f"prepare/{name}", home / name, {"from": source}, reads, "benchmark.json")
     return plan.add(Phase(f"prepare/{name}", Command(words), (made,), prints=True))
 
@@ -204,6 +205,8 @@ def _cells_of_row(plan: Plan, row: Row, benchmark: PlannedBenchmark) -> Iterator
     api_base = measure.api_base if method.kind == "generative" else None
     dtype = row.dtype or measure.dtype
     settings = replace(benchmark.settings, document_layout=row.layout, api_base=api_base, dtype=dtype)
+    if row.prompt is not None:  # all of its switches, those of 'measure' notwithstanding
+        settings = replace(settings, prompt=row.prompt, query_rows=None)
     if method.kind == "generative":  # it writes; no rows are read
         settings = replace(settings, query_rows=None)
     for variant, seed, source in _sources(plan, row):
@@ -226,18 +229,39 @@ def _sources(plan: Plan, row: Row) -> list[tuple[str, int | None, Source]]:
     """(variant, seed, what is read) per run that makes a difference; ('', None, ...) where none does."""
     if row.path is not None:
         return [("", row.seed, _given_model(row, row.path))]
-    runs = [places for places in plan.runs if not row.runs or places.name in row.runs]
+    runs = [places for places in plan.runs if not row.runs or plan.loaded.names[places.name][0] in row.runs]
+    if row.model == "steps":
+        return list(_step_sources(plan, runs))
     found = {places.name: _source(plan, row, places) for places in runs}
-    if plan.loaded.study.seeds:
-        if row.model == "base" and row.heads != "after":
-            return [("", None, next(iter(found.values())))]
-        numbers = dict(zip(found, plan.loaded.study.seeds, strict=True))
-        is_base = row.model == "base"
-        return [(str(numbers[name]) if is_base else "", None if is_base else numbers[name], found[name]) for name in found]
-    # a row that reads nothing of a run would otherwise be measured once per run, with equal numbers
-    if len(set(found.values())) == 1:
-        return [("", None, next(iter(found.values())))]
-    return [(name, None, source) for name, source in found.items()]
+    if not plan.loaded.study.seeds:
+        # a row that reads nothing of a run would otherwise be measured once per run, with equal numbers
+        is_one = len(set(found.values())) == 1
+        return [("", None, next(iter(found.values())))] if is_one else [(name, None, source) for name, source in found.items()]
+    names = {name: plan.loaded.names[name] for name in found}
+    has_several = len({run for run, _ in names.values()}) > 1
+    if row.model == "base" and row.heads != "after":  # the same for every seed
+        by_run = {run: found[name] for name, (run, _) in reversed(names.items())}
+        first = {run: by_run[run] for run in dict.fromkeys(run for run, _ in names.values())}
+        if len(set(first.values())) == 1 or not has_several:
+            return [("", None, next(iter(first.values())))]
+        return [(run, None, source) for run, source in first.items()]
+    is_base = row.model == "base"  # heads of a seed in the untrained model are variants of it
+    return [
+        ("-".join(filter(None, (run if has_several else "", str(seed) if is_base else ""))), None if is_base else seed, found[name])
+        for name, (run, seed) in names.items()
+    ]
+
+
+def _step_sources(plan: Plan, runs: list[RunPlaces]) -> Iterator[tuple[str, int | None, Source]]:
+    """A row per run and kept checkpoint: headrank+step-1800; of training seeds the step is the variant."""
+    has_several = len({plan.loaded.names[places.name][0] for places in runs}) > 1
+    for places in runs:
+        run, seed = plan.loaded.names[places.name]
+        if not places.steps:
+            raise InputError(f"{plan.loaded.path}: measure.rows: model 'steps' needs checkpoints that are kept: training.keep_steps")
+        for step, (path, phase) in places.steps.items():
+            name = "-".join(filter(None, (run if has_several else "", f"step-{step}")))
+            yield name, seed, Source(str(path), None, (phase,), is_made_here=True)
 
 
 def _given_model(row: Row, path: str) -> Source:
@@ -287,6 +311,8 @@ def _heads(plan: Plan, row: Row, places: RunPlaces) -> tuple[Path | None, str, t
             return heads_path(plan, places.name, recipe, wanted), needles_phase(plan, places.name, recipe), ()
         plan_heads(plan, places.name, recipe)
         return heads_path(plan, places.name, recipe, wanted), selection_phase(plan, places.name, recipe), ()
+    if wanted in recipe.selections:
+        return plan_selection(plan, places.name, recipe, wanted)
     if wanted in POLICIES:
         raise InputError(f"{plan.loaded.path}: measure.rows: {row.method} wants heads of '{wanted}'; add it to heads.methods")
     return Path(wanted), "", () if wanted in shipped_readouts.NAMES else (Path(wanted),)

@@ -72,7 +72,9 @@ def plan_needles(plan: Plan, run: str, recipe: Recipe) -> str:
     settings = {"model": recipe.model, "prompt": dump(recipe.prompt), "needles": heads.needles}
     reads = (*collection_reads(collection)[-2:], *model_reads(recipe.model))
     made = plan.artifact(phase, output, settings, reads)
-    return plan.add(Phase(phase, Command((*words,)), (made,), external=collection_files(collection)[-1:], prints=True))
+    retrieved = tuple(other.name for other in plan.phases if other.name.startswith("retrieve/"))
+    external = () if retrieved else collection_files(collection)[-1:]
+    return plan.add(Phase(phase, Command((*words,)), (made,), retrieved, external, prints=True))
 
 
 def selection_phase(plan: Plan, run: str, recipe: Recipe) -> str:
@@ -140,7 +142,8 @@ def selection_flags(plan: Plan, heads: Heads) -> list[str]:
     words += [] if heads.collections == "pairs" else ["--depth", str(heads.depth)]
     words += [] if heads.retriever_order else ["--no-retriever-order"]
     words += [] if heads.picture else ["--no-picture"]
-    for name in ("prune", "top_k", "temperature", "entropy_weight"):
+    words += ["--per-query"] if heads.per_query else []
+    for name in ("prune", "top_k", "temperature", "entropy_weight", "contrast", "gold_grade"):
         value = getattr(heads, name)
         words += [f"--{name.replace('_', '-')}", str(value)] if value is not None and not (name == "prune" and value == 0) else []
     return words

@@ -69,7 +69,11 @@ def _with_places(loaded: LoadedStudy) -> LoadedStudy:
         heads = recipe.heads
         if heads is not None and isinstance(heads.collections, list):
             heads = heads.model_copy(update={"collections": placed(heads.collections)})
-        return recipe.model_copy(update={"data": data, "heads": heads})
+        selections = {
+            name: each.model_copy(update={"collections": placed(each.collections)}) if each.collections else each
+            for name, each in recipe.selections.items()
+        }
+        return recipe.model_copy(update={"data": data, "heads": heads, "selections": selections})
 
     changed = recipe_of(study)
     assert isinstance(changed, Study)
@@ -128,7 +132,9 @@ def _plan_report(plan: Plan, cells: tuple[PlannedCell, ...]) -> None:
         needs = given_phases(*needs, run.phases.get("heads_before", ""), run.phases.get("heads_after", ""))
     if report.kind == "run" and cells:
         words += ["--collection", str(cells[0].cell.benchmark.collection)]
-    made = plan.artifact("report", folder, {"kind": report.kind}, reads)
+    words += ["--pool", *filter(None, [report.pool])] if report.pool is not None else []
+    settings = {"kind": report.kind} | ({"pool": report.pool} if report.pool is not None else {})
+    made = plan.artifact("report", folder, settings, reads)
     words += ["--output", str(folder)]
     plan.add(Phase("report", Command(tuple(words)), (made,), needs, prints=report.kind == "training"))
     if report.view is not None:

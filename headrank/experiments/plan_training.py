@@ -66,6 +66,8 @@ def _plan_round(
     places = replace(places, train_folder=here / "train")
     if recipe.export is None:
         return places
+    steps = _plan_steps(plan, recipe, run, here, base, train) if number == recipe.rounds else {}
+    places = replace(places, steps=steps)
     best = "best" if lists[1] is not None else ""
     is_adapter = recipe.export.adapter_only
     words: tuple[str, ...] = (*HEADRANK, "export-hf", "--overwrite", "--checkpoint", str(here / "train" / best), "--base", base)
@@ -102,6 +104,8 @@ def _plan_train(
     words += [str(PRETRAIN), *training_flags(training, heads, base), "--train-data-path", str(pairs), "--save", str(folder)]
     if held_out is not None:
         words += ["--valid-data-path", str(held_out), "--eval-interval", str(training.eval_interval)]
+    if base != recipe.model:  # a later round: the paper freezes the first model
+        words += ["--headrank-reference-model", recipe.model]
     if training.shared_reference:
         words += ["--headrank-reference-cache", str(plan.output / "reference_scores.jsonl")]
         first = next((phase.name for phase in plan.phases if phase.name.startswith("train")), None)
@@ -128,6 +132,10 @@ def training_flags(training: Training, heads: Path | None, base: str) -> list[st
         words += ["--global-batch-size", str(training.global_batch_size)]
     if training.iterations is not None:
         words += ["--train-iters", str(training.iterations)]
+    if training.stop_after is not None:
+        words += ["--headrank-stop-after", str(training.stop_after)]
+    if training.keep_steps:
+        words += ["--headrank-keep-iters", *map(str, training.keep_steps)]
     words += ["--headrank-epochs", str(training.epochs), "--headrank-epoch-unit", training.epoch_unit]
     words += ["--headrank-pairs-per-context", str(training.pairs_per_context), "--headrank-permutations", str(training.permutations)]
     words += ["--headrank-document-layout", training.layout] if training.layout is not None else []
@@ -137,6 +145,28 @@ def training_flags(training: Training, heads: Path | None, base: str) -> list[st
     for name, value in flags.items():
         words += [f"--{name}"] if value is True else [] if value is False else [f"--{name}", str(value)]
     return words
+
+
+def _plan_steps(plan: Plan, recipe: Recipe, run: str, here: Path, base: str, train: str) -> dict[int, tuple[Path, str]]:
+    """Each kept checkpoint as a model with heads of its own: step -> (folder, the phase that makes it)."""
+    assert recipe.training is not None
+    made_models = {}
+    prefix = f"/{run}" if run else ""
+    for step in recipe.training.keep_steps:
+        there, name = here / f"step-{step}", f"{prefix}/step-{step}"
+        words: tuple[str, ...] = (*HEADRANK, "export-hf", "--overwrite", "--checkpoint", str(here / "train" / f"iter_{step:07d}"))
+        made = plan.artifact(f"export{name}", there / "hf", {"base": base}, (plan.stamp(train),), "config.json")
+        command = Command((*words, "--base", base, "--output", str(there / "hf")))
+        export = plan.add(Phase(f"export{name}", command, (made,), (train,)))
+        if recipe.reselect is None or recipe.heads is None:
+            made_models[step] = (there / "hf", export)
+            continue
+        heads, selected = _plan_reselect(plan, run, recipe, f"reselect{name}", there, export)
+        words = (*HEADRANK, "export-hf", "--overwrite", "--exported", str(there / "hf"), "--heads", str(heads), "--base", base)
+        final = plan.artifact(f"model{name}", there / "model", {}, (there / "hf", heads), "config.json")
+        phase = Phase(f"model{name}", Command((*words, "--output", str(there / "model"))), (final,), (export, selected))
+        made_models[step] = (there / "model", plan.add(phase))
+    return made_models
 
 
 def _plan_reselect(plan: Plan, run: str, recipe: Recipe, name: str, here: Path, export: str) -> tuple[Path, str]:

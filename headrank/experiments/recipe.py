@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from headrank.method.prompt import LAYOUTS, ORDERS, QUERY_ROWS
+from headrank.method.published_prompts import PUBLISHED_PROMPTS
 from headrank.methods import POLICIES
 
 Flags = dict[str, bool | int | float | str]
@@ -67,6 +68,9 @@ class Prompt(Settings):
     order: str | None = None
     document_layout: str | None = None
     max_words: PositiveInt | None = None
+    instruction: str | None = None
+    document_label: str | None = None
+    label_in_span: bool | None = None
 
     @model_validator(mode="after")
     def _known(self) -> Prompt:
@@ -146,6 +150,9 @@ class Heads(Settings):
     top_k: PositiveInt | None = None
     temperature: PositiveFloat | None = None
     entropy_weight: float | None = None
+    contrast: Literal["adjacent", "lower", "irrelevant"] | None = None  # lower: the ablation without ALPS
+    per_query: bool = False
+    gold_grade: PositiveInt | None = None
     needles: PositiveInt = 20
     picture: bool = True
 
@@ -163,6 +170,33 @@ class Heads(Settings):
         return self
 
 
+class Selection(Settings):
+    """One more set of heads that rows may read, such as a baseline's as its paper selects it. Given settings replace those of ``heads``."""
+
+    method: str
+    prompt: str | None = None  # of a published method: a name of `--prompt`; default: that of the study
+    top_k: PositiveInt | None = None
+    temperature: PositiveFloat | None = None
+    entropy_weight: float | None = None
+    contrast: Literal["adjacent", "lower", "irrelevant"] | None = None
+    per_query: bool | None = None
+    gold_grade: PositiveInt | None = None
+    collections: list[Path] | None = None
+    queries: Path | None = None
+    paragraphs: list[Path] | None = None  # JSON files of questions with labelled paragraphs, as `select-heads --paragraphs`
+    depth: PositiveInt | None = None
+    needles: PositiveInt | None = None
+    haystack_words: list[PositiveInt] | None = None
+
+    @model_validator(mode="after")
+    def _known(self) -> Selection:
+        one_of("method", self.method, POLICIES)
+        one_of("prompt", self.prompt, list(PUBLISHED_PROMPTS))
+        if self.paragraphs is not None and (self.collections is not None or self.queries is not None):
+            raise ValueError("paragraphs and collections both say which lists to read; give one of them")
+        return self
+
+
 class Training(Settings):
     """One training: `torchrun pretrain_headrank.py`. ``flags`` holds any other flag of it, by name without the dashes."""
 
@@ -176,6 +210,8 @@ class Training(Settings):
     epochs: PositiveFloat = 1.0
     epoch_unit: Literal["contexts", "pairs"] = "contexts"  # 'pairs' is the paper's epoch: every pair once
     iterations: PositiveInt | None = None  # instead of epochs
+    stop_after: PositiveInt | None = None  # steps; the schedule stays that of the whole length
+    keep_steps: list[PositiveInt] = []  # checkpoints that are kept, exported and measured by rows with ``model: steps``
     pairs_per_context: PositiveInt = 16  # 1 is the paper's pair by pair
     permutations: Annotated[int, Field(ge=0, le=100)] = 0
     layout: str | None = None  # document layout; default: that of the heads' prompt
@@ -246,6 +282,7 @@ class Recipe(Settings):
     prompt: Prompt = Prompt()
     labels: Labels | None = None  # default: the collections' judgements
     pairs: Pairs = Pairs()
+    selections: dict[str, Selection] = {}  # name -> heads that rows may name in ``heads``
     held_out_pairs: Pairs | None = None  # default: as pairs
     heads: Heads | None = Heads()
     training: Training | None = Training()

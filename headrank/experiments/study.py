@@ -15,6 +15,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_
 
 from headrank.experiments.recipe import Recipe, Settings, one_of, without_repetition
 from headrank.method.prompt import LAYOUTS
+from headrank.method.published_prompts import PUBLISHED_PROMPTS
 from headrank.methods import METHODS, POLICIES
 
 MATRIX_ORDERS = ("retriever", "reversed", "shuffled")
@@ -55,7 +56,9 @@ class Row(Settings):
     title: str | None = None  # in the table that `headrank experiment run` ends with; default: the method's name
     variant: str | None = None  # a label: 'headrank+untrained'
     name: str | None = None  # the model's name in tables; default: that of the study
-    model: Literal["base", "trained", "final"] = "base"  # trained: with the heads given here; final: the exported model with its own
+    # trained: with the heads given here; final: the exported model with its own; steps: a row per checkpoint of training.keep_steps
+    model: Literal["base", "trained", "final", "steps"] = "base"
+    prompt: str | None = None  # of a published method, as `--prompt`; ICR's asks questions where its code does
     path: str | None = None  # instead: a model that the study does not make; a folder, a name on the hub or 'embedded'
     seed: NonNegativeInt | None = None  # of ``path``: models of one name and different training seeds are one row
     heads: str | None = None  # a method of heads.methods, 'before' or 'after' (the run's), or a file
@@ -71,15 +74,18 @@ class Row(Settings):
     def _known(self) -> Row:
         one_of("method", self.method, list(METHODS))
         one_of("layout", self.layout, LAYOUTS)
+        one_of("prompt", self.prompt, list(PUBLISHED_PROMPTS))
         for order in self.orders or []:
             one_of("order", order, MATRIX_ORDERS)
         kind = METHODS[self.method].kind
         if kind == "first-stage" and (self.model != "base" or self.layout is not None or self.fuse is not None):
             raise ValueError(f"method {self.method} is the first stage itself, and has no model, layout or fuse")
-        if self.model == "final" and self.heads is not None:
+        if self.model in ("final", "steps") and self.heads is not None:
             raise ValueError("the final model has its own heads; leave heads out, or say model: trained")
+        if self.model == "steps" and self.method != "headrank":
+            raise ValueError("model: steps reads the exported models of headrank; say method: headrank")
         self._check_path(kind)
-        needs = METHODS[self.method].needs_heads and self.model != "final"
+        needs = METHODS[self.method].needs_heads and self.model not in ("final", "steps")
         may_have_its_own = self.path is not None and self.method == "headrank"
         if needs != (self.heads is not None) and not may_have_its_own:
             raise ValueError(f"method {self.method} {'needs' if needs else 'has no'} heads")
@@ -129,6 +135,7 @@ class Report(Settings):
 
     kind: Literal["run", "matrix", "training"]
     heads: bool = False  # the heads before and after training, too
+    pool: str | None = None  # matrix: test over the queries of all benchmarks together, against this method; '' for the usual ones
     view: View | None = None
 
 
@@ -148,7 +155,8 @@ class Study(Recipe):
     name: str | None = None  # the model's name in tables; default: the last part of ``model``
     retrieve: Retrieve | None = None
     compare_paper: bool = False  # say how far the pairs are from the paper's training set
-    seeds: list[int] = Field(default_factory=list)  # runs seed-1, seed-2, ...: the recipe with these training seeds
+    # runs seed-1, seed-2, ...: the recipe, or each of ``runs`` (NAME.seed-1, ...), with these training seeds
+    seeds: list[int] = Field(default_factory=list)
     runs: dict[str, dict[str, Any]] = Field(default_factory=dict)
     benchmarks: dict[str, Benchmark] = Field(default_factory=dict)
     measure: Measure = Measure()
@@ -161,8 +169,6 @@ class Study(Recipe):
 
     @model_validator(mode="after")
     def _names(self) -> Study:
-        if self.seeds and self.runs:
-            raise ValueError("seeds and runs both name the runs; give one of them")
         for name in [*self.runs, *self.benchmarks]:
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
                 raise ValueError(f"'{name}' is no name of letters, digits, '.', '-' and '_'")

@@ -30,11 +30,15 @@ _RECIPE_ONLY = set(Recipe.model_fields)
 
 @dataclass(frozen=True)
 class LoadedStudy:
-    """A study, where it came from, and the recipe of every run ('' is the name of the only one)."""
+    """A study, where it came from, and the recipe of every run ('' is the name of the only one).
+
+    ``names`` says which of ``runs`` and which training seed a run is.
+    """
 
     study: Study
     path: Path
     recipes: Mapping[str, Recipe]
+    names: Mapping[str, tuple[str, int | None]]
 
 
 def read_study(path: str | os.PathLike[str], changes: Sequence[str] = (), output: str | None = None) -> LoadedStudy:
@@ -46,11 +50,17 @@ def read_study(path: str | os.PathLike[str], changes: Sequence[str] = (), output
     _expand(values, (), origins, file)
     study = _validated(Study, values, (), origins, file)
     recipe = {key: value for key, value in values.items() if key in _RECIPE_ONLY}
-    given = {f"seed-{seed}": {"training": {"seed": seed}} for seed in study.seeds} or study.runs or {"": {}}
-    recipes = {}
-    for name, differences in given.items():
-        recipes[name] = _validated(Recipe, merged(recipe, differences or {}), ("runs", name), origins, file)
-    return LoadedStudy(study, file, recipes)
+    recipes: dict[str, Recipe] = {}
+    names: dict[str, tuple[str, int | None]] = {}
+    seeds: list[int | None] = [*study.seeds] or [None]
+    for run, differences in (study.runs or {"": {}}).items():
+        for seed in seeds:
+            name = ".".join(filter(None, (run, f"seed-{seed}" if seed is not None else "")))
+            changed = merged(recipe, differences or {})
+            values_of_run = changed if seed is None else merged(changed, {"training": {"seed": seed}})
+            recipes[name] = _validated(Recipe, values_of_run, ("runs", run or name), origins, file)
+            names[name] = (run, seed)
+    return LoadedStudy(study, file, recipes, names)
 
 
 def read_about(path: str | os.PathLike[str]) -> str:

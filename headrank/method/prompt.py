@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from headrank.errors import InputError
 
-QUERY_ROWS = ("query", "query-suffix", "instruction")
+QUERY_ROWS = ("query", "query-suffix", "instruction", "instruction-query", "instruction-query-next")
 ORDERS = ("retriever", "reversed")
 LAYOUTS = ("sequential", "parallel", "late")
 _SENTINEL = "\u2063headrank-content\u2063"
@@ -26,7 +26,10 @@ class PromptTemplate:
     """The layout of ICR and CoRe with its switches.
 
     ``query_rows`` says which rows are I_q of Eq. 1: the query's own tokens, those and the chat suffix (its tokens have seen the
-    whole query), or everything from the late instruction to the end (as ICR and QR do). ``order`` is that of the documents.
+    whole query), everything from the late instruction to the end (as ICR and QR do), from the late instruction to the query's end, or
+    to the first token after it (as CoRe's code does). ``order`` is that of the documents. ``document_label`` stands before each
+    document, {} in it is its number; ``label_in_span`` counts the label's attention as the document's, as ICR does.
+    Those of published methods are in published_prompts.py.
     ``document_layout``: documents one after another, each reading those before it (the paper's), or in the parallel layout, each reading
     the opening and itself, at the same positions and without a number, so that their order does not matter; late is parallel
     with a query branch that reads no passage and begins at ``branch_position`` (P), whatever the passages' lengths.
@@ -36,11 +39,13 @@ class PromptTemplate:
     instruction: str = "Please find information that are relevant to the following query in the paragraphs above.\n\nQuery: "
     calibration_query: str = "N/A"
     max_words: int = 300
-    query_rows: Literal["query", "query-suffix", "instruction"] = "query"
+    query_rows: Literal["query", "query-suffix", "instruction", "instruction-query", "instruction-query-next"] = "query"
     order: Literal["retriever", "reversed"] = "retriever"
     use_chat_template: bool = True
     document_layout: Literal["sequential", "parallel", "late"] = "sequential"
     branch_position: int = 512
+    document_label: str = "[{}] "
+    label_in_span: bool = False
 
     def __post_init__(self) -> None:
         if self.query_rows not in QUERY_ROWS:
@@ -55,11 +60,14 @@ class PromptTemplate:
             raise InputError("prompt: the late layout reads the query's own rows and has no order; leave out query_rows and order")
         if self.max_words < 1:
             raise InputError(f"prompt: max_words {self.max_words} must be at least 1")
+        if self.document_layout != "sequential" and self.has_own_label:
+            raise InputError("prompt: documents have no label outside the sequential layout; leave out document_label and label_in_span")
 
     def to_dict(self) -> dict[str, Any]:
-        """The switches as plain values; the branch position belongs to the late layout alone."""
-        values = asdict(self)
-        return values if self.is_late else {name: value for name, value in values.items() if name != "branch_position"}
+        """The switches as plain values; the branch position belongs to the late layout alone, and a label is named where it is another."""
+        hidden = set() if self.is_late else {"branch_position"}
+        hidden |= set() if self.has_own_label else {"document_label", "label_in_span"}
+        return {name: value for name, value in asdict(self).items() if name not in hidden}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PromptTemplate:
@@ -72,6 +80,15 @@ class PromptTemplate:
             if type(value) is not type(field.default):
                 raise InputError(f"prompt: {field.name} must be a {type(field.default).__name__}, found {value!r}")
         return cls(**values)
+
+    @property
+    def has_own_label(self) -> bool:
+        """Whether documents are labelled in another way than "[1] ", or their labels are read."""
+        return (self.document_label, self.label_in_span) != ("[{}] ", False)
+
+    def label(self, number: int) -> str:
+        """What stands before the document of this number; nothing in the parallel layout, where documents have no order."""
+        return "" if self.is_parallel else self.document_label.replace("{}", str(number))
 
     @property
     def is_parallel(self) -> bool:

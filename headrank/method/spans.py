@@ -87,9 +87,10 @@ class PromptEncoder:
         pieces, ranges = [self.frame.before + self.template.opening], []
         position = len(pieces[0])
         for number, document in enumerate(documents, start=1):
-            label = "" if self.template.is_parallel else f"[{number}] "
-            # the number "[3]" is not part of the document: its attention would be counted as the document's
-            ranges.append((position + len(label), position + len(label) + len(document)))
+            label = self.template.label(number)
+            # the number "[3]" is not part of the document, unless asked for: its attention would be counted as the document's
+            start = position if self.template.label_in_span else position + len(label)
+            ranges.append((start, position + len(label) + len(document)))
             # the blank line stands behind the last document too, so that every document ends alike
             pieces.append(f"{label}{document}\n\n")
             position += len(pieces[-1])
@@ -112,9 +113,16 @@ class PromptEncoder:
         branches = []
         for query, (ids, offsets) in zip(queries, tokenise(self.tokenizer, texts), strict=True):
             first, last = _tokens_in(offsets, len(instruction), len(instruction) + len(query))
-            rows = {"query": (first, last), "query-suffix": (first, len(ids)), "instruction": (0, len(ids))}[self.template.query_rows]
-            branches.append((ids, rows))
+            branches.append((ids, self._rows(first, last, len(ids))))
         return branches
+
+    def _rows(self, first: int, last: int, length: int) -> Span:
+        """I_q in a branch of ``length`` tokens whose query stands at first to last."""
+        rows = self.template.query_rows
+        start = 0 if rows.startswith("instruction") else first
+        if rows in ("query-suffix", "instruction"):
+            return start, length
+        return start, min(last + (rows == "instruction-query-next"), length)
 
     def _join(
         self,
@@ -177,11 +185,12 @@ class PromptEncoder:
             limit = room - (self._positions(offsets, ranges) - int(lengths.max()))
         while limit >= min(MIN_DOCUMENT_TOKENS, int(lengths.max())):
             pieces = []
-            for (first, last), (begin, end) in zip(spans, ranges, strict=True):
+            for number, ((first, last), (begin, end)) in enumerate(zip(spans, ranges, strict=True), start=1):
                 # cut the text and tokenise again: a prefix of token ids need not be what the tokenizer makes of the cut
                 # text
                 cut = end if last - first <= limit else int(offsets[first + limit - 1][1])
-                pieces.append(text[begin:cut].rstrip())
+                own = begin + len(self.template.label(number)) * self.template.label_in_span  # the label is written anew
+                pieces.append(text[own:cut].rstrip())
             new_pieces, new_ranges = self._prefix(pieces)
             new_ids, new_offsets = self._tokenise_pieces([new_pieces])[0]
             excess = self._positions(new_offsets, new_ranges) - room

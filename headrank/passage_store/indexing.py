@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from headrank.errors import InputError
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _AT_A_TIME = 512  # passages between two commits
 Passage = tuple[str, str]
+StoredKeys = tuple[bytes, np.ndarray, int, bool, int]  # digest, numbers [A, T / P, D], tokens, is shortened, numbers cut
 Corpus = Callable[[], Iterable[Passage]]  # read twice: once to see what is missing, once to compute it
+Elsewhere = Callable[[Iterable[Passage], StoredForm], Iterable[StoredKeys]]  # other processes that compute (integrations/ray_index.py)
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,13 @@ def index_corpus(
     corpus: Corpus,
     settings: IndexSettings,
     *,
-    progress: Callable[[Iterable[Passage], int], Iterable[Passage]] = lambda passages, total: passages,
+    progress: Callable[[Iterable[Any], int], Iterable[Any]] = lambda passages, total: passages,
+    elsewhere: Elsewhere | None = None,
 ) -> dict[str, Any]:
-    """Add what is missing of a corpus, making the store if need be; what was done, for a closing line."""
+    """Add what is missing of a corpus, making the store if need be; what was done, for a closing line.
+
+    ``elsewhere`` computes the keys in other processes; they are written here.
+    """
     rank, world_size = world()
     with contextlib.ExitStack() as lock:
         found = first_process_does(lambda: _prepare(folder, late, corpus, settings, lock, world_size))
@@ -61,7 +68,7 @@ def index_corpus(
         if found is not None and not total:
             barrier(world_size, last=True)
             return {"added": 0, "present": found.num_present, "saturated": 0, "seconds": 0.0}
-        result = _share(folder, late, corpus, rank, world_size, progress, total)
+        result = _share(folder, late, corpus, rank, world_size, progress, total, elsewhere)
     return result if found is None else result | {"present": found.num_present}
 
 
@@ -159,20 +166,27 @@ def _share(
     corpus: Corpus,
     rank: int,
     world_size: int,
-    progress: Callable[[Iterable[Passage], int], Iterable[Passage]],
+    progress: Callable[[Iterable[Any], int], Iterable[Any]],
     total: int,
+    elsewhere: Elsewhere | None,
 ) -> dict[str, Any]:
     """This process's passages; all leave once every segment is sealed."""
     store = PassageStore(folder)
     form = StoredForm(store.header.dtype, store.header.pool, store.scales)
     missing = _missing_of(corpus(), store, rank, world_size)
-    shown = progress(missing, -(-total // world_size)) if rank == 0 else missing
     started, added, saturated = time.perf_counter(), 0, 0
-    passages = iter(shown)
+    share = -(-total // world_size)
+    if elsewhere is not None:
+        found: Iterable[StoredKeys] = progress(elsewhere(missing, form), share)
+    else:
+        shown = iter(progress(missing, share) if rank == 0 else missing)
+        found = itertools.chain.from_iterable(stored_keys(late, form, batch) for batch in _batches(shown))
     with StoreWriter(folder, store.header) as writer:
-        while batch := list(itertools.islice(passages, _AT_A_TIME)):
-            saturated += _add(late, form, writer, batch)
-            added += len(batch)
+        for added, (digest, keys, num_tokens, is_shortened, cut) in enumerate(found, start=1):
+            writer.add(digest, keys, num_tokens, is_shortened=is_shortened, saturated=cut)
+            saturated += cut
+            if added % _AT_A_TIME == 0:
+                writer.commit()
     barrier(world_size, last=True)
     return {"added": added, "saturated": saturated, "seconds": time.perf_counter() - started, "processes": world_size}
 
@@ -189,20 +203,20 @@ def _missing_of(corpus: Iterable[Passage], store: PassageStore, rank: int, world
                 yield document
 
 
+def _batches(left: Iterator[Passage]) -> Iterator[list[Passage]]:
+    while batch := list(itertools.islice(left, _AT_A_TIME)):
+        yield batch
+
+
 @torch.inference_mode()
-def _add(late: LateReader, form: StoredForm, writer: StoreWriter, batch: Sequence[Passage]) -> int:
-    """Compute, write and commit some passages; the number of saturated int8 numbers."""
+def stored_keys(late: LateReader, form: StoredForm, batch: Sequence[Passage]) -> Iterator[StoredKeys]:
+    """The keys of some passages as the store keeps them."""
     encoded = late.encoder.encode_passages(batch)
-    total = 0
     for indices, keys in late.passage_keys(encoded):
         lengths = keys.lengths_N.tolist()
         for row, index in enumerate(indices):
-            stored, saturated = form.encode(keys.keys_NATD[row, :, : lengths[row]])
-            digest = passage_digest(batch[index])
-            writer.add(digest, stored, lengths[row], is_shortened=encoded[index].is_shortened, saturated=saturated)
-            total += saturated
-    writer.commit()
-    return total
+            stored, cut = form.encode(keys.keys_NATD[row, :, : lengths[row]])
+            yield passage_digest(batch[index]), stored, lengths[row], encoded[index].is_shortened, cut
 
 
 def index_pairs(text: str, readout_pairs: Sequence[KeyPair], num_groups: int, num_layers: int) -> tuple[KeyPair, ...]:

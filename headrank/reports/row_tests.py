@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
+from headrank.errors import InputError
 from headrank.evaluation.comparison import Comparison, Settings, compare, mean_over_seeds, scale_of
 from headrank.evaluation.measures import Evaluation
 from headrank.experiments.cells import Cell
@@ -50,6 +51,32 @@ def paired_test_grids(cells: Sequence[Cell], settings: Settings | None = None) -
             absent = [key for key in dict.fromkeys(map(row_key, chosen)) if key not in rows]
             grids.append(_grid(benchmark, measure, rows, against, absent, settings or Settings()))
     return grids
+
+
+def pooled_test_grid(cells: Sequence[Cell], against: str | None = None, settings: Settings | None = None) -> Grid | None:
+    """One table of tests over the queries of all benchmarks together, as folds of a cross-validation want it.
+
+    ``against`` is a method ('headrank+full') that every row is tested against besides the first stage; by default those of each benchmark.
+    None where the benchmarks have no leading measure in common.
+    """
+    measures = {next(iter(cell.metrics["measures"])) for cell in cells}
+    benchmarks = list(dict.fromkeys(cell.benchmark for cell in cells))
+    if len(measures) != 1:
+        return None
+    (measure,) = measures
+    rows: dict[RowKey, dict[str, float]] = {}
+    for benchmark in benchmarks:
+        for row, values in pool_seeds([cell for cell in cells if cell.benchmark == benchmark], measure).items():
+            rows.setdefault(row, {}).update({f"{benchmark}/{query_id}": value for query_id, value in values.items()})
+    chosen = opponents(rows)
+    if against is not None:
+        named = [row for row in rows if row[1] == against]
+        if not named:
+            raise InputError(f"no row {against!r} among the results: {', '.join(sorted({method for _, method in rows}))}")
+        chosen = [*(row for row in rows if method_kind(row[1]) == "first-stage"), *named]
+    if len(rows) < 2 or not chosen:
+        return None
+    return _grid(f"{', '.join(benchmarks)} together", measure, rows, chosen, [], settings or Settings())
 
 
 def _grid(

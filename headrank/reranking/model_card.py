@@ -8,10 +8,9 @@ from typing import Any
 from headrank.method.heads import HeadSet, head_name
 
 _SNIPPET = """```python
-from huggingface_hub import snapshot_download
 from headrank import HeadRankReranker
 
-reranker = HeadRankReranker.from_pretrained(snapshot_download("{name}"))
+reranker = HeadRankReranker.from_pretrained("{name}")
 for hit in reranker.rank("how long do fleas live", ["Fleas live two to three months.", "Rosin is made from resin."]):
     print(hit["corpus_id"], hit["score"])
 ```"""
@@ -51,7 +50,7 @@ def model_card(
         kind,
         "## Usage",
         _SNIPPET.format(name=name),
-        "A local path works in place of the download. The heads and the prompt they were chosen under are in `headrank.json`.",
+        "A local path works too. The heads and the prompt they were chosen under are in `headrank.json`.",
         "## Heads",
         f"{names} (layer and head from zero, selected by `{heads.method}`; prompt hash `{heads.prompt.hash}`).",
         "## Training",

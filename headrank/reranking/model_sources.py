@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from headrank.files import read_json
 
 EMBEDDED = "embedded"
 ADAPTER_CONFIG = "adapter_config.json"
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def is_embedded(model: str | Path) -> bool:
@@ -35,6 +37,20 @@ def resolve_model(name: str | Path) -> str:
     from headrank.reranking.embedded_model import embedded_model_directory
 
     return str(embedded_model_directory())
+
+
+def reranker_from_hub(name: str) -> str:
+    """The local folder of a repository on the hub (or in its cache) that holds headrank.json; any other model's name as it is."""
+    if not _HUB_NAME.fullmatch(name) or Path(name).exists():
+        return name
+    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        hf_hub_download(name, "headrank.json")
+        return snapshot_download(name)
+    except (OSError, HfHubHTTPError, HFValidationError, ValueError):  # no heads there, or no such repository: loading will tell
+        return name
 
 
 def load_tokenizer(model: str | Path, name: str) -> Any:

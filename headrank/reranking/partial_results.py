@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,9 +13,12 @@ from typing import IO, Any
 class PartialResults:
     """Finished queries on disk, one JSON line each, in one file per process; read by all, appended by one."""
 
-    def __init__(self, output: Path, key: str, rank: int, *, restart: bool = False) -> None:
-        """Collect what earlier processes finished under the same key; other keys are set aside."""
-        self.output, self.key = output, key
+    def __init__(self, output: Path, key: str, rank: int, *, restart: bool = False, only_ids: bool = False) -> None:
+        """Collect what earlier processes finished under the same key; other keys are set aside.
+
+        ``only_ids`` keeps the lines on the disk, for runs that are larger than memory: ``done`` has the ids, ``rows`` reads them.
+        """
+        self.output, self.key, self._only_ids = output, key, only_ids
         self.done: dict[str, dict[str, Any]] = {}
         self._path = output.parent / f"{output.name}.partial-{key}.{rank}.jsonl"
         for path in self._files():
@@ -28,12 +32,17 @@ class PartialResults:
         return sorted(self.output.parent.glob(f"{glob.escape(self.output.name)}.partial-{self.key}.*.jsonl"))
 
     def _read(self, path: Path) -> None:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
-                continue  # the line that was being written when the process died
-            self.done[row["query_id"]] = row
+        for row in _whole_lines(path):
+            self.done[row["query_id"]] = {} if self._only_ids else row
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Every finished query once, in the order in which they were finished."""
+        left = set(self.done)
+        for path in self._files():
+            for row in _whole_lines(path):
+                if row["query_id"] in left:
+                    left.remove(row["query_id"])
+                    yield row
 
     def add(self, rows: Iterable[dict[str, Any]]) -> None:
         """Append finished queries and flush, so that a kill loses at most the query in work; a failure leaves no empty file."""
@@ -57,3 +66,10 @@ class PartialResults:
         """Remove the partial files once the output is in place."""
         for path in self._files():
             path.unlink(missing_ok=True)
+
+
+def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
+    with open(path, encoding="utf-8") as stream:
+        for line in stream:
+            with contextlib.suppress(json.JSONDecodeError):  # the line that was being written when the process died
+                yield json.loads(line)

@@ -28,19 +28,25 @@ def read_candidates_jsonl(path: str | os.PathLike[str]) -> tuple[dict[str, str],
     run: Run = {}
     corpus: dict[str, Document] = {}
     for place, row in _rows(path):
-        query_id, query = _query(place, row)
+        query_id, query, candidates = parse_request(place, row, corpus)
         if query_id in queries:
             raise InputError(f"{place}: query {query_id!r} appears twice; remove one request")
-        queries[query_id] = query
-        listed = row.get("candidates")
-        if not isinstance(listed, list):
-            raise InputError(f"{place}: query {query_id!r} needs a list of 'candidates'")
-        run[query_id] = [_candidate(place, rank, item, corpus) for rank, item in enumerate(listed, start=1)]
-        if len({candidate.doc_id for candidate in run[query_id]}) < len(listed):
-            raise InputError(f"{place}: query {query_id!r} has a candidate twice; remove one")
+        queries[query_id], run[query_id] = query, candidates
     if not queries:
         raise InputError(f"{path}: no requests; the file is empty")
     return queries, run, corpus
+
+
+def parse_request(place: str, row: Mapping[str, Any], corpus: dict[str, Document]) -> tuple[str, str, list[Candidate]]:
+    """(query id, query, candidates in file order) of one request; their texts go into ``corpus``. ``place`` is for messages."""
+    query_id, query = _query(place, row)
+    listed = row.get("candidates")
+    if not isinstance(listed, list):
+        raise InputError(f"{place}: query {query_id!r} needs a list of 'candidates'")
+    candidates = [_candidate(place, rank, item, corpus) for rank, item in enumerate(listed, start=1)]
+    if len({candidate.doc_id for candidate in candidates}) < len(listed):
+        raise InputError(f"{place}: query {query_id!r} has a candidate twice; remove one")
+    return query_id, query, candidates
 
 
 def write_candidates_jsonl(
@@ -65,6 +71,11 @@ def write_candidates_jsonl(
             for query_id, rows in ranked.items()
         ),
     )
+
+
+def text_of(doc: Mapping[str, Any]) -> Any:
+    """The text of a candidate's ``doc``, under whichever name; None where there is none."""
+    return next((doc[key] for key in _TEXT_KEYS if key in doc), None)
 
 
 def _rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -102,7 +113,7 @@ def _candidate(place: str, rank: int, item: object, corpus: dict[str, Document])
     doc_id, score, doc = _identifier(item.get("docid")), item.get("score"), item["doc"]
     if doc_id is None:
         raise InputError(f"{place}: candidate {rank} has the docid {item.get('docid')!r}; it needs one without spaces")
-    text, title = next((doc[key] for key in _TEXT_KEYS if key in doc), None), doc.get("title") or ""
+    text, title = text_of(doc), doc.get("title") or ""
     if not isinstance(text, str) or not isinstance(title, str):
         raise InputError(f"{place}: candidate {doc_id!r} has no text; 'doc' needs one of {', '.join(_TEXT_KEYS)}")
     document = Document(doc_id, title, text)

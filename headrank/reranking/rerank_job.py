@@ -1,7 +1,8 @@
 """Rerank a whole collection: a frozen description of the work, and the function that does it.
 
 `headrank rerank`, the cells of a benchmark matrix and those of a study are all such jobs. An interrupted job goes on where it stopped:
-finished queries lie in OUTPUT.partial*.jsonl until the run is complete. Under torchrun the processes share the queries.
+finished queries lie in OUTPUT.partial*.jsonl until the run is complete. Under torchrun the processes share the queries; an
+``Elsewhere`` scores them on other machines.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from headrank.artifacts import content_digest, file_state, fingerprint
 from headrank.errors import InputError
 from headrank.formats import Collection, read_query_ids
 from headrank.method.prompt import PromptTemplate
 from headrank.reranking import shipped_readouts
+from headrank.reranking.elsewhere import Elsewhere, outlines
 from headrank.reranking.model_sources import EMBEDDED
 from headrank.reranking.partial_results import PartialResults
 from headrank.reranking.rerank_outputs import Target, check_targets, require_places, write_targets
@@ -28,6 +30,7 @@ from headrank.reranking.rerank_requests import Request, requests_from_collection
 from headrank.torchrun import barrier, world
 
 _log = logging.getLogger(__name__)
+Item = TypeVar("Item")
 _NO_INFLUENCE = ("targets", "restart", "batch_size", "store_add", "key_cache_mb", "command")  # fields that change no score
 
 
@@ -66,8 +69,8 @@ class RerankJob:
         return Collection.open(self.collection, queries=self.queries, corpus=self.corpus, run=self.run)
 
 
-def rerank(job: RerankJob) -> None:
-    """Do the work and write the files of every target."""
+def rerank(job: RerankJob, elsewhere: Elsewhere | None = None) -> None:
+    """Do the work, here or elsewhere, and write the files of every target."""
     check_targets(job.targets)
     rank, world_size = world()
     requests = _requests(job)
@@ -81,29 +84,42 @@ def rerank(job: RerankJob) -> None:
     if store.done:
         _log.info("%s: %d of %d queries were done before, going on", output, len(store.done), len(requests))
     started = time.perf_counter()
-    # a finished run that is only written again loads no model, unless its facts are asked for
-    rankers = build_rankers(job) if pending or (rank == 0 and any(target.meta for target in job.targets)) else []
-    loaded = time.perf_counter()
-    bar = _progress(pending)
-    with contextlib.closing(bar):  # an error has its line to itself
-        size: int = job.batch_size or getattr(next(iter(rankers), None), "batch_size", None) or 1
-        for batch in _batches(bar if rank == 0 else pending, size):
-            store.add(_score(rankers, batch))
+    if elsewhere is not None:
+        rankers, loaded = outlines(job), started
+        with contextlib.closing(progress_of(elsewhere.rows(job, pending) if pending else iter(()), len(pending))) as rows:
+            for row in rows:
+                store.add([row])
+    else:
+        # a finished run that is only written again loads no model, unless its facts are asked for
+        rankers = build_rankers(job) if pending or (rank == 0 and any(target.meta for target in job.targets)) else []
+        loaded = time.perf_counter()
+        with contextlib.closing(progress_of(pending, len(pending))) as bar:  # an error has its line to itself
+            for number, batch in enumerate(score_lists(job, rankers, bar if rank == 0 else pending)):
+                # the first batch also pays for kernels, caches and memory that the others find: it is marked, and counts in no mean of
+                # seconds
+                store.add(({**row, "is_warm_up": True} for row in batch) if number == 0 else batch)
     store.close()
     barrier(world_size)
     if rank == 0:
         facts = {"load_seconds": loaded - started, "rank_seconds": time.perf_counter() - loaded, "processes": world_size}
         finished = PartialResults(output, key, rank)
-        write_targets(job, requests, finished.done, rankers, facts)
+        write_targets(job, requests, finished.done, rankers, facts | (elsewhere.facts() if elsewhere is not None else {}))
         finished.discard()
     barrier(world_size, last=True)
 
 
-def _progress(pending: Sequence[Request]) -> Generator[Request, None, None]:
+def progress_of(items: Iterable[Item], total: int | None) -> Generator[Item, None, None]:
     """A bar on stderr, from the first query on: no error message is glued to an empty bar."""
     from tqdm import tqdm
 
-    yield from tqdm(pending, total=len(pending), desc="rerank", unit="query", dynamic_ncols=True, mininterval=0.5)
+    yield from tqdm(items, total=total, desc="rerank", unit="query", dynamic_ncols=True, mininterval=0.5)
+
+
+def score_lists(job: RerankJob, rankers: Sequence[Any], requests: Iterable[Request]) -> Iterator[Iterator[dict[str, Any]]]:
+    """The result lines of the lists, batch by batch as the job or the ranker wants them."""
+    size: int = job.batch_size or getattr(next(iter(rankers), None), "batch_size", None) or 1
+    for batch in _batches(requests, size):
+        yield _score(rankers, batch)
 
 
 def _score(rankers: Sequence[Any], batch: list[Request]) -> Iterator[dict[str, Any]]:

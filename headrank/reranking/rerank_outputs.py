@@ -105,13 +105,12 @@ def _write_target(
     """Run, scores and facts of one method."""
     ranked: dict[str, list[tuple[str, float]]] = {}
     for request, row in zip(requests, rows, strict=True):
-        pairs = sorted(zip(row["doc_ids"], row["scores"], row["ranks"], strict=True), key=lambda item: (-item[1], item[2]))
-        ranked[request.query_id] = append_unranked([(doc_id, score) for doc_id, score, _ in pairs], request.rest)
+        ranked[request.query_id] = ranked_list(row, request.rest)
     Path(target.output).parent.mkdir(parents=True, exist_ok=True)
     if target.scores:
         write_jsonl(target.scores, rows)
     if target.meta:
-        write_json(target.meta, _facts(job, target, rows, ranker, facts))
+        write_json(target.meta, facts_of(job, target, rows, ranker, facts))
     if target.output.endswith(".jsonl"):
         from headrank.reranking.rank_llm_format import read_candidates_jsonl, write_candidates_jsonl
 
@@ -125,12 +124,18 @@ def _write_target(
     sys.stderr.write(f"{target.output}: {len(rows)} queries reranked by {target.method}{note}\n")
 
 
+def ranked_list(row: Mapping[str, Any], rest: Iterable[str]) -> list[tuple[str, float]]:
+    """(document id, score) of a result line, best first, ties in the retriever's order; below it the ``rest``."""
+    pairs = sorted(zip(row["doc_ids"], row["scores"], row["ranks"], strict=True), key=lambda item: (-item[1], item[2]))
+    return append_unranked([(doc_id, score) for doc_id, score, _ in pairs], rest)
+
+
 def template_of(ranker: Any) -> PromptTemplate | None:
     """The prompt of a ranker, which orders the documents; a first stage has none."""
     return ranker.reader.encoder.template if hasattr(ranker, "reader") else getattr(ranker, "prompt", None)
 
 
-def _facts(job: RerankJob, target: Target, rows: list[dict[str, Any]], ranker: Any, facts: dict[str, Any]) -> dict[str, Any]:
+def facts_of(job: RerankJob, target: Target, rows: list[dict[str, Any]], ranker: Any, facts: dict[str, Any]) -> dict[str, Any]:
     """What the run cost and what it was made with. A shared forward's cost is that of a method that reads all of it, as ICR."""
     from headrank.provenance import peak_memory_bytes, versions
 
@@ -141,11 +146,12 @@ def _facts(job: RerankJob, target: Target, rows: list[dict[str, Any]], ranker: A
         "depth": job.depth,
         "order": "shuffled" if job.shuffle is not None else template.order if template else "retriever",
         "num_queries": len(rows),
-        "seconds_per_query": sum(row["seconds"] for row in rows) / len(rows) if facts["reads_the_whole_forward"] else None,
+        "seconds_per_query": _seconds(rows) if facts["reads_the_whole_forward"] else None,
+        "warm_up_queries": sum(bool(row.get("is_warm_up")) for row in rows),
         "tokens_per_query": sum(row["tokens"] for row in rows) / len(rows),
-        "peak_memory_bytes": peak_memory_bytes() if facts["reads_the_whole_forward"] else None,
+        "peak_memory_bytes": peak_memory_bytes() if facts["reads_the_whole_forward"] and facts.get("engine") is None else None,
         "layers_used": getattr(ranker, "layers_used", None),
-        "num_layers": ranker.reader.num_layers if hasattr(ranker, "reader") else None,
+        "num_layers": heads.num_layers if heads is not None else None,
         "heads": [list(head) for head in heads.heads] if heads is not None else None,
         "prompt_hash": template.hash if template and heads is not None else None,
         "success": _success(rows),
@@ -153,6 +159,12 @@ def _facts(job: RerankJob, target: Target, rows: list[dict[str, Any]], ranker: A
         "command": list(job.command),
         **facts,
     }
+
+
+def _seconds(rows: list[dict[str, Any]]) -> float:
+    """The mean over queries without each process's first batch, unless there is nothing else."""
+    timed = [row["seconds"] for row in rows if not row.get("is_warm_up")] or [row["seconds"] for row in rows]
+    return sum(timed) / len(timed)
 
 
 def _success(rows: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ import numpy as np
 from headrank.errors import InputError
 from headrank.formats import Candidate, Collection, Document, Run
 from headrank.method.ordering import random_order
-from headrank.reranking.rank_llm_format import read_candidates_jsonl
+from headrank.reranking.rank_llm_format import parse_request, read_candidates_jsonl
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,16 @@ def requests_from_collection(
 def requests_from_file(path: str, *, depth: int, shuffle: int | None = None, only: Ids[str] | None = None) -> list[Request]:
     """The requests of a rank_llm JSONL file, which carries queries, candidates and texts together."""
     return _requests(*read_candidates_jsonl(path), depth, shuffle, only)
+
+
+def request_from_row(
+    place: str, row: Mapping[str, object], corpus: dict[str, Document], *, depth: int, shuffle: int | None = None
+) -> Request | None:
+    """One rank_llm request, where a file holds too many to be read at once; None where there is nothing to rerank. All of its texts
+    go into ``corpus``.
+    """
+    query_id, query, candidates = parse_request(place, row, corpus)
+    return _request(query_id, query, candidates, corpus, depth, shuffle) if candidates else None
 
 
 def _requests(

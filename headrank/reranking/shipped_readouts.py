@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrank.errors import InputError
-from headrank.reranking.model_sources import EMBEDDED, is_embedded, resolve_model
+from headrank.reranking.model_sources import EMBEDDED, is_embedded, reranker_from_hub, resolve_model
 
 if TYPE_CHECKING:
     from headrank.method.heads import HeadSet
@@ -34,10 +34,10 @@ def model_to_read(model: str | Path, heads: HeadSet | str | Path | None) -> str:
     """The model that is read with these heads: a path or hub name.
 
     'embedded' with a readout of the trained model, or with nothing said, is the trained model. With any other heads it is the
-    embedded model as it is, on which they were selected.
+    embedded model as it is, on which they were selected. A reranker on the hub is fetched whole: its heads lie beside its weights.
     """
     is_trained = heads is None or (isinstance(heads, str) and heads in TRAINED)
-    return str(ADAPTER) if is_trained and str(model) == EMBEDDED else resolve_model(model)
+    return str(ADAPTER) if is_trained and str(model) == EMBEDDED else reranker_from_hub(resolve_model(model))
 
 
 def files(name: str | None) -> list[Path]:

@@ -33,19 +33,23 @@ def filler_sentences(rng: random.Random, count: int) -> list[str]:
     return [f"{rng.choice(_SUBJECTS)} {rng.choice(_DEEDS)} {rng.choice(_ENDINGS)}." for _ in range(count)]
 
 
-def make_needles(count: int, *, haystack_words: int, seed: int = 0, passages: Sequence[str] = ()) -> list[Needle]:
+def make_needles(count: int, *, haystack_words: int | Sequence[int], seed: int = 0, passages: Sequence[str] = ()) -> list[Needle]:
     """``count`` trials with the needle at depths spread evenly over the haystack, from its beginning to its end.
 
-    The haystack is ``haystack_words`` words of ``passages`` (drawn anew for each needle) or of generated sentences.
+    The haystack is ``haystack_words`` words of ``passages`` (drawn anew for each needle) or of generated sentences. Several lengths take
+    turns, and the depths are spread over each length's own needles.
     """
+    lengths = [haystack_words] if isinstance(haystack_words, int) else list(haystack_words)
     needles = []
     for index in range(count):
+        place_of_length, length = divmod(index, len(lengths))
+        trials = len(range(length, count, len(lengths)))  # of this length
         rng = random.Random(f"{seed}:needle:{index}")
         place = rng.choice(_PLACES)
         answer = f"{rng.choice(_VERBS)} the {rng.choice(_ADJECTIVES)} {rng.choice(_OBJECTS)} with a {rng.choice(_COMPANIONS)}"
         sentence = f"The best thing to do in {place} is to {answer}."
-        pieces = _haystack(rng, haystack_words, passages)
-        position = round(len(pieces) * (index / max(count - 1, 1)))
+        pieces = _haystack(rng, lengths[length], passages)
+        position = round(len(pieces) * (place_of_length / max(trials - 1, 1)))
         text = " ".join([*pieces[:position], sentence, *pieces[position:]])
         needles.append(Needle(text, sentence, answer, f"What is the best thing to do in {place}?"))
     return needles

@@ -22,15 +22,15 @@ class QRSelection:
 
     name, top_k = "qr", 16
 
-    def __init__(self, gold_grade: int = 1, is_calibrated: bool = True) -> None:
+    def __init__(self, gold_grade: int = 1, is_calibrated: bool = True, per_query: bool = False) -> None:
         """Documents of at least ``gold_grade`` are gold; uncalibrated masses are only a switch for experiments."""
         if gold_grade < 1:
             raise InputError(f"`gold_grade` {gold_grade} must be at least 1")
-        self.gold_grade, self.is_calibrated, self.masses = gold_grade, is_calibrated, RunningMean()
+        self.gold_grade, self.is_calibrated, self.masses = gold_grade, is_calibrated, RunningMean(per_query)
 
     def settings(self) -> dict[str, Any]:
         """What is gold, and the kind of mass."""
-        return {"gold_grade": self.gold_grade, "is_calibrated": self.is_calibrated}
+        return {"gold_grade": self.gold_grade, "is_calibrated": self.is_calibrated, "per_query": self.masses.by_group}
 
     def uses(self, context: SelectionContext) -> bool:
         """Whether a gold document is in the list."""
@@ -40,7 +40,7 @@ class QRSelection:
         """One value for every gold document."""
         masses_LHN = statistics.masses(self.is_calibrated).numpy()
         for document in self._gold(context):
-            self.masses.add(masses_LHN[..., document])
+            self.masses.add(masses_LHN[..., document], (context.collection, context.query_id))
 
     def columns(self) -> dict[str, np.ndarray]:
         """The mean mass."""

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Collection as Ids
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ from headrank.reranking.reader import AttentionReader
 from headrank.selection.statistics import HeadStatistics, StatisticsCache, head_statistics
 
 Grades = tuple[int | None, ...]  # in prompt order; None where nobody judged the document
+CONTRASTS = ("adjacent", "lower", "irrelevant")
 TEMPERATURE = 0.001  # tau, the paper's appendix
 ENTROPY_WEIGHT = 0.1  # lambda, the paper's appendix
 
@@ -43,15 +44,44 @@ class SelectionContext:
     grades: Grades
 
 
-def contrasts(grades: Grades) -> list[tuple[int, list[int]]]:
-    """Every d+ of grade g >= 1 with its D-, the documents of grade g - 1: index lists. A d+ without D- gives nothing."""
-    found = []
-    for positive, grade in enumerate(grades):
-        if grade is not None and grade >= 1:
-            negatives = [index for index, other in enumerate(grades) if other == grade - 1]
-            if negatives:
-                found.append((positive, negatives))
-    return found
+@dataclass(frozen=True)
+class Contrast:
+    """What a chosen document d+ is compared with, and what the comparisons of a query count.
+
+    adjacent: every d+ of grade g >= 1 with the documents of grade g - 1 (ALPS). lower: with those of all lower grades, as random pairs
+    are drawn (the ablation without ALPS). irrelevant: every d+ of grade ``gold_grade`` or above with those of grade 0 (as CoRe).
+    With ``per_query`` the mean is over queries, of each query's mean over its d+; otherwise a query with many d+ counts as often.
+    """
+
+    kind: str = "adjacent"
+    gold_grade: int = 1
+    per_query: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in CONTRASTS:
+            raise InputError(f"`contrast` {self.kind!r} is not one of {', '.join(CONTRASTS)}")
+        if self.gold_grade < 1:
+            raise InputError(f"`gold_grade` {self.gold_grade} must be at least 1")
+
+    def find(self, grades: Grades) -> list[tuple[int, list[int]]]:
+        """Every d+ with its D-: index lists. A d+ without D- gives nothing."""
+        found = []
+        for positive, grade in enumerate(grades):
+            if grade is not None and grade >= (self.gold_grade if self.kind == "irrelevant" else 1):
+                negatives = [index for index, other in enumerate(grades) if other is not None and self._is_negative(other, grade)]
+                if negatives:
+                    found.append((positive, negatives))
+        return found
+
+    def _is_negative(self, other: int, grade: int) -> bool:
+        if self.kind == "irrelevant":
+            return other == 0
+        return other == grade - 1 if self.kind == "adjacent" else other < grade
+
+    def settings(self) -> dict[str, Any]:
+        """For heads.json."""
+        values: dict[str, Any] = {"contrast": self.kind, "per_query": self.per_query}
+        return values | ({"gold_grade": self.gold_grade} if self.kind == "irrelevant" else {})
 
 
 def collection_contexts(
@@ -125,23 +155,25 @@ class HeadPolicy(RankedHeads, Protocol):
 
 
 class RunningMean:
-    """A mean of float64 arrays that is fed one array at a time."""
+    """A mean of float64 arrays that is fed one array at a time; with ``by_group`` the mean of the means of its groups."""
 
-    def __init__(self) -> None:
-        self.total: np.ndarray | None = None
-        self.count = 0
+    def __init__(self, by_group: bool = False) -> None:
+        self.by_group, self.count = by_group, 0
+        self._sums: dict[Hashable, tuple[np.ndarray, int]] = {}
 
-    def add(self, values: torch.Tensor | np.ndarray) -> None:
+    def add(self, values: torch.Tensor | np.ndarray, group: Hashable = None) -> None:
         """Add one array; all have the same shape."""
+        key = group if self.by_group else None
         array = np.asarray(values, dtype=np.float64)
-        self.total = array.copy() if self.total is None else self.total + array
+        total, count = self._sums.get(key, (np.zeros_like(array), 0))
+        self._sums[key] = (total + array, count + 1)
         self.count += 1
 
     def value(self, what: str) -> np.ndarray:
         """The mean; nothing added is the user's error."""
-        if self.total is None:
+        if not self._sums:
             raise InputError(f"nothing to select heads from: no context has {what}; give more queries, more `depth` or other judgements")
-        return self.total / self.count
+        return np.mean([total / count for total, count in self._sums.values()], axis=0)
 
 
 class EntropySelection:
@@ -149,33 +181,51 @@ class EntropySelection:
 
     name, top_k = "entropy", 8
 
-    def __init__(self, temperature: float = TEMPERATURE, entropy_weight: float = ENTROPY_WEIGHT, is_calibrated: bool = False) -> None:
+    def __init__(
+        self,
+        temperature: float = TEMPERATURE,
+        entropy_weight: float = ENTROPY_WEIGHT,
+        is_calibrated: bool = False,
+        contrast: Contrast | None = None,
+    ) -> None:
         """``temperature`` is tau, ``entropy_weight`` is lambda; masses are uncalibrated as in CoRe unless said otherwise."""
         if not 0 < temperature < math.inf:
             raise InputError(f"`temperature` {temperature} must be a number above 0")
         if not math.isfinite(entropy_weight):
             raise InputError(f"`entropy_weight` {entropy_weight} must be a finite number")
         self.temperature, self.entropy_weight, self.is_calibrated = temperature, entropy_weight, is_calibrated
-        self.scores, self.gates = RunningMean(), RunningMean()
+        self.contrast = contrast or Contrast()
+        self.scores, self.gates = RunningMean(self.contrast.per_query), RunningMean()
 
     def settings(self) -> dict[str, Any]:
-        """tau, lambda and the kind of mass."""
-        return {"temperature": self.temperature, "entropy_weight": self.entropy_weight, "is_calibrated": self.is_calibrated}
+        """tau, lambda, the kind of mass and the contrast."""
+        values = {"temperature": self.temperature, "entropy_weight": self.entropy_weight, "is_calibrated": self.is_calibrated}
+        return values | self.contrast.settings()
+
+    @property
+    def wanted(self) -> str:
+        """What a list must have, in words."""
+        return {
+            "adjacent": "documents of adjacent grades",
+            "lower": "documents of different grades",
+            "irrelevant": f"a document of grade {self.contrast.gold_grade} or above and one of grade 0",
+        }[self.contrast.kind]
 
     def uses(self, context: SelectionContext) -> bool:
-        """Whether the list has documents of adjacent grades."""
-        return bool(contrasts(context.grades))
+        """Whether the list has documents to compare."""
+        return bool(self.contrast.find(context.grades))
 
     def add(self, context: SelectionContext, statistics: HeadStatistics) -> None:
         """One S_disc for every d+ of the context, one G_ent for the context."""
         masses_LHN = statistics.masses(self.is_calibrated)
-        for positive, negatives in contrasts(context.grades):
-            self.scores.add(discriminability(masses_LHN, positive, negatives, self.temperature))
+        for positive, negatives in self.contrast.find(context.grades):
+            score_LH = discriminability(masses_LHN, positive, negatives, self.temperature)
+            self.scores.add(score_LH, (context.collection, context.query_id))
         self.gates.add(entropy_gate(torch.from_numpy(statistics.entropy_LH), statistics.sequence_length, self.entropy_weight))
 
     def columns(self) -> dict[str, np.ndarray]:
         """S, G and Phi."""
-        score_LH, gate_LH = self.scores.value("documents of adjacent grades"), self.gates.value("documents of adjacent grades")
+        score_LH, gate_LH = self.scores.value(self.wanted), self.gates.value(self.wanted)
         return {"S": score_LH, "G": gate_LH, "phi": score_LH * gate_LH}
 
 

@@ -217,7 +217,8 @@ class RunCheckpoints:
                 _point(Path(self.config.save) / BEST_LINK, directory.name)
 
     def _prune(self, current: int) -> None:
-        """Remove all but the newest --headrank-keep-checkpoints and the best; renamed first, so that none is ever half there.
+        """Remove all but the newest --headrank-keep-checkpoints, those of --headrank-keep-iters and the best; renamed first, so that
+        none is ever half there.
 
         Iterations above the current one are there after the tracker was set back. They are not counted and stay until the run has
         passed them: they may be what the user goes back to.
@@ -226,7 +227,8 @@ class RunCheckpoints:
             return
         assert self.config.save is not None
         best = (Path(self.config.save) / BEST_LINK).resolve()
-        passed = [iteration for iteration in checkpoint.complete_iterations(self.config.save) if iteration <= current]
+        kept = set(self.config.keep_iters)
+        passed = [each for each in checkpoint.complete_iterations(self.config.save) if each <= current and each not in kept]
         for iteration in passed[: -self.config.keep_checkpoints]:
             directory = checkpoint.iteration_directory(self.config.save, iteration)
             if directory.resolve() != best:

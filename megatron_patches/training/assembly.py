@@ -140,6 +140,8 @@ def build_optimizer(config: TrainingConfig, ddp: DistributedDataParallel) -> tup
     ddp.module.config.grad_scale_func = optimizer.scale_loss
     assert config.train_iters is not None, "the length of the run is fixed before its schedule"
     decay_steps = (schedule.lr_decay_iters or config.train_iters) * config.global_batch_size
+    # of a run that stops early the length is the schedule's: it may go on later without --headrank-stop-after
+    length = config.train_iters * config.global_batch_size if config.stop_after is None else decay_steps
     warmup_steps = schedule.lr_warmup_iters * config.global_batch_size
     if schedule.lr_warmup_fraction is not None:
         warmup_steps = int(schedule.lr_warmup_fraction * decay_steps)
@@ -153,7 +155,7 @@ def build_optimizer(config: TrainingConfig, ddp: DistributedDataParallel) -> tup
         lr_decay_style=schedule.lr_decay_style,
         start_wd=schedule.weight_decay,
         end_wd=schedule.weight_decay,
-        wd_incr_steps=config.train_iters * config.global_batch_size,
+        wd_incr_steps=length,
         wd_incr_style="constant",
         use_checkpoint_opt_param_scheduler=schedule.use_checkpoint_opt_param_scheduler,
         override_opt_param_scheduler=schedule.override_opt_param_scheduler,

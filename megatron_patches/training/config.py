@@ -100,7 +100,10 @@ class TrainingConfig:
     load_optimizer: bool
     finetune: bool
     keep_checkpoints: int
+    keep_iters: tuple[int, ...]
+    stop_after: int | None
     reference_cache: str | None
+    reference_model: str | None
     log_interval: int
     eval_interval: int | None
     eval_iters: int | None
@@ -130,11 +133,18 @@ class TrainingConfig:
         return self.global_batch_size // (self.micro_batch_size * self.data_parallel)
 
     def with_length(self, samples_per_epoch: int) -> TrainingConfig:
-        """Fix ``train_iters``: as given, or from --train-samples, or the epochs rounded up to whole steps."""
-        if self.train_iters is not None:
-            return self
-        samples = self.train_samples if self.train_samples is not None else math.ceil(self.epochs * samples_per_epoch)
-        return dataclasses.replace(self, train_iters=max(1, math.ceil(samples / self.global_batch_size)))
+        """Fix ``train_iters``: as given, or from --train-samples, or the epochs rounded up to whole steps.
+
+        A run that stops earlier keeps the schedule of that length.
+        """
+        length = self.train_iters
+        if length is None:
+            samples = self.train_samples if self.train_samples is not None else math.ceil(self.epochs * samples_per_epoch)
+            length = max(1, math.ceil(samples / self.global_batch_size))
+        if self.stop_after is None or self.stop_after >= length:
+            return dataclasses.replace(self, train_iters=length)
+        schedule = dataclasses.replace(self.schedule, lr_decay_iters=self.schedule.lr_decay_iters or length)
+        return dataclasses.replace(self, train_iters=self.stop_after, schedule=schedule)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for logs and checkpoints."""
@@ -199,7 +209,10 @@ def config_from(args: argparse.Namespace, world_size: int) -> TrainingConfig:
         "save_optimizer": not args.no_save_optim,
         "load_optimizer": not args.no_load_optim,
         "keep_checkpoints": args.headrank_keep_checkpoints,
+        "keep_iters": tuple(args.headrank_keep_iters or ()),
+        "stop_after": args.headrank_stop_after,
         "reference_cache": args.headrank_reference_cache,
+        "reference_model": args.headrank_reference_model,
         "max_nan_steps": args.headrank_max_nan_steps,
         "trainer": args.headrank_trainer,
         "megatron_flags": args.headrank_megatron_flags,

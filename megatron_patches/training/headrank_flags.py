@@ -42,6 +42,14 @@ HEADRANK_FLAGS: list[Flag] = [
         "'pairs': an epoch shows every pair, as the paper's; 'contexts': every context once, with some of its pairs.",
         choices=["pairs", "contexts"],
     ),
+    value(
+        "--headrank-stop-after",
+        int,
+        None,
+        "Stop after this many steps; the learning-rate schedule stays that of the whole run (of --train-iters or the epochs), unlike with "
+        "a smaller --train-iters.",
+        metavar="N",
+    ),
     value("--headrank-pairs-per-context", int, 16, "Pairs that share one forward; 1 is the paper's pair by pair."),
     value(
         "--headrank-passages-per-query", int, 8, "Late layout: passages drawn from a list at each visit, spread over the teacher's scores."
@@ -117,6 +125,14 @@ HEADRANK_FLAGS: list[Flag] = [
         metavar="FILE",
     ),
     value(
+        "--headrank-reference-model",
+        str,
+        None,
+        "Hugging Face directory of the frozen model that the proximal term is measured from, where it is not the model that training "
+        "starts from: in a second round the first round's. It has the same shape.",
+        metavar="DIR",
+    ),
+    value(
         "--headrank-trainer",
         str,
         "ours",
@@ -132,4 +148,5 @@ HEADRANK_FLAGS: list[Flag] = [
     ),
     value("--headrank-max-nan-steps", int, 5, "Stop after this many steps with a NaN or infinite loss or gradient in a row."),
     value("--headrank-keep-checkpoints", int, 2, "Keep this many newest checkpoints, and the best one; 0 keeps all."),
+    value("--headrank-keep-iters", int, None, "Save at these steps whatever --save-interval says, and keep those checkpoints.", nargs="+"),
 ]

@@ -128,7 +128,7 @@ def train(run: Run, batches: Iterator[Batch | LateBatch], started: float | None 
         if _is_time(config.eval_interval, run) and run.held_out:
             with watch.timed("eval-time", 0):
                 is_best = evaluate_held_out(run)
-        is_saved = is_best or _is_time(config.save_interval, run)
+        is_saved = is_best or _is_time(config.save_interval, run) or progress.iteration in config.keep_iters
         if is_saved:
             with watch.timed("save-checkpoint", 0):
                 is_saved = _save(run)

@@ -131,7 +131,8 @@ def announce(config: TrainingConfig, shape: ModelShape, heads: HeadSet, data: Tr
 def prepare_reference(
     config: TrainingConfig, heads: HeadSet, data: TrainingSet | LateTrainingSet, policy: HeadRankModel, *, is_resuming: bool
 ) -> ReferenceScores | None:
-    """Load the start weights into ``policy`` and complete the reference cache with them, before anything is trained.
+    """Load the start weights into ``policy`` and complete the reference cache with them, or with those of --headrank-reference-model,
+    before anything is trained.
 
     On resume nothing is loaded when the cache is complete; the checkpoint's weights come later, over the start weights.
     """
@@ -141,6 +142,8 @@ def prepare_reference(
         return None
     path = config.reference_cache or (None if config.save is None else str(Path(config.save) / REFERENCE_FILE))
     start = config.model if config.pretrained_checkpoint is None else str(checkpoint_directory(config.pretrained_checkpoint))
+    if config.reference_model is not None:
+        start = str(local_directory(resolve_model(config.reference_model)))
     key = reference_key(start, heads, data, "bf16" if config.bf16 else "fp32")
     reference = ReferenceScores(path, key)
     # before anyone decides what is missing: ranks that disagreed would wait for each other in different collectives
@@ -148,7 +151,9 @@ def prepare_reference(
     assert config.train_iters is not None
     needed = list(needed_contexts(data, config.train_iters * config.global_batch_size))
     missing = [(context, order) for context, order in needed if (data.names_of(context)[0], order) not in reference]
-    if missing or not is_resuming:
+    if missing and config.reference_model is not None:
+        load_start_weights(dataclasses.replace(config, model=start, pretrained_checkpoint=None), policy)
+    elif missing or not is_resuming:
         load_start_weights(config, policy)
     if missing:
         if path is not None and Path(path).is_file():  # a new one was tried before the data were read
@@ -164,4 +169,6 @@ def prepare_reference(
             barrier=torch.distributed.barrier,
             gather=gather_from_all,
         )
+    if config.reference_model is not None and not is_resuming:
+        load_start_weights(config, policy)
     return reference

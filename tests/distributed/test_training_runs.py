@@ -319,3 +319,30 @@ def test_ablations_train(forge, toy, tmp_path, ablation):
     assert outcome.codes == (0,), outcome.said
     if ablation[0] in ("--headrank-loss", "--headrank-beta"):
         assert not (tmp_path / "reference_scores.jsonl").exists(), "nothing looks at the reference"
+
+
+def test_a_run_that_stops_early_has_the_rates_of_the_whole_and_keeps_the_checkpoints_that_were_named(forge, toy, alone, tmp_path):
+    named = ("--headrank-keep-iters", "3", "--headrank-keep-checkpoints", "1", "--save-interval", "2")
+    outcome = forge.run(flags(toy, tmp_path, "--headrank-stop-after", "6", *named), tmp_path / "log")
+    assert outcome.codes == (0,), outcome.said
+    assert events(tmp_path) == events(alone)[:6] and events(tmp_path)[-1]["learning_rate"] > 0
+    assert sorted(path.name for path in tmp_path.glob("iter_*")) == ["iter_0000003", "iter_0000006"]
+    assert json.loads((tmp_path / "training_complete.json").read_text())["train_iters"] == 6
+    assert forge.run(flags(toy, tmp_path), tmp_path / "rest.log").codes == (0,)  # and goes on as if it had not stopped
+    assert digest(forge, tmp_path, STEPS) == digest(forge, alone, STEPS)
+
+
+def test_a_second_round_is_measured_from_the_first_rounds_model(forge, toy, alone, tmp_path):
+    from tests.tiny_models import make_tiny_model
+
+    other = make_tiny_model(tmp_path / "other", "qwen3", seed=7)
+    start = ["--headrank-model", str(other), "--headrank-reference-model", str(toy.model)]
+    outcome = forge.run([*flags(toy, tmp_path / "run", iterations=1), *start], tmp_path / "log")
+    assert outcome.codes == (0,), outcome.said
+
+    def reference(folder: Path) -> list[str]:
+        return sorted((folder / "reference_scores.jsonl").read_text().splitlines()[1:])
+
+    assert set(reference(tmp_path / "run")) <= set(reference(alone))
+    first = events(tmp_path / "run")[0]
+    assert first["proximal"] > 0 and events(alone)[0]["proximal"] == 0  # it starts away from where it is measured from

@@ -183,7 +183,7 @@ def test_a_client_that_leaves_is_not_computed_for(engine: RerankerEngine) -> Non
         host, port = running.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as leaving:
             body = b'{"query": "flea", "documents": ["a flea"]}'
-            head = f"POST /rerank HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = f"POST /rerank HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
             leaving.sendall(head.encode() + body)
             wait_until(lambda: running.metric("te_queue_size") == 1)
         wait_until(lambda: running.metric("headrank_abandoned_total") == 1)

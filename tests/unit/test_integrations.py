@@ -10,6 +10,7 @@ import runpy
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,6 +29,8 @@ TEXTS = [
     "The query asks for a relevant document.",
 ]
 TITLES = ["Fleas", "", "", ""]
+DOCUMENTS = dict(zip("abcd", TEXTS, strict=True))
+RUN = {"1": {"a": 4.0, "b": 3.0, "c": 2.0, "d": 1.0}}
 REASON = "needs the extra 'integrations'"
 
 
@@ -299,6 +302,47 @@ class TestRerankers:
         assert isinstance(HeadRankRanker(model, heads="all").score(QUERY, TEXTS[0]), float)
 
 
+class TestIrMeasures:
+    """Also of runs.py, which BEIR, MTEB and ranx share: dictionaries of scores in and out."""
+
+    def test_every_form_of_a_run_gives_scored_documents_with_our_scores(self, reranker, plain) -> None:
+        import ir_measures
+        from ir_measures import RR, Qrel, ScoredDoc
+
+        from headrank.integrations.ir_measures import rerank_run
+
+        docs = [ScoredDoc("1", doc_id, score) for doc_id, score in RUN["1"].items()]
+        frame = types.SimpleNamespace(itertuples=lambda: iter(docs))  # what is used of a data frame; pandas is in 'make test-integrations'
+        forms = [docs, iter(docs), RUN, frame]
+        found = [rerank_run(form, {"1": QUERY}, DOCUMENTS, reranker) for form in forms]
+        assert found[0] == [ScoredDoc("1", "abcd"[place], float(plain[place])) for place in best_first(plain)]
+        assert all(other == found[0] for other in found)
+        assert ir_measures.calc_aggregate([RR], [Qrel("1", found[0][0].doc_id, 1)], found[0])[RR] == 1.0
+
+    def test_below_the_depth_the_order_stays_and_the_best_are_those_of_the_scores(self, reranker) -> None:
+        from headrank.integrations.ir_measures import rerank_run
+
+        upside_down = {"1": dict(reversed(RUN["1"].items()))}
+        rows = rerank_run(upside_down, {"1": QUERY}, DOCUMENTS.__getitem__, reranker, depth=2)
+        assert {row.doc_id for row in rows[:2]} == {"a", "b"} and [row.doc_id for row in rows[2:]] == ["c", "d"]
+        assert [row.score for row in rows] == sorted((row.score for row in rows), reverse=True)
+
+    @pytest.mark.parametrize(
+        ("run", "queries", "depth", "message"),
+        [
+            ({"1": {"x": 1.0}}, {"1": QUERY}, None, "candidate 'x', which is not there"),
+            ({"2": {"a": 1.0}}, {"1": QUERY}, None, "query '2', which is not there"),
+            ({"1": {"a": 1.0}}, {"1": QUERY}, 0, "depth"),
+            (["a run"], {"1": QUERY}, None, "no scored document"),
+        ],
+    )
+    def test_what_is_missing_is_named(self, reranker, run, queries, depth, message) -> None:
+        from headrank.integrations.ir_measures import rerank_run
+
+        with pytest.raises(InputError, match=message):
+            rerank_run(run, queries, DOCUMENTS, reranker, depth=depth)
+
+
 def ranker_scores(ranker: object) -> np.ndarray:
     return ranker._shared.load().score(QUERY, TEXTS)
 
@@ -311,13 +355,14 @@ def ranker_scores(ranker: object) -> np.ndarray:
         ("with_llama_index", "llama_index.core"),
         ("with_haystack", "haystack"),
         ("with_rerankers", "rerankers"),
+        ("with_ir_measures", "ir_measures"),
     ],
 )
 def test_the_example_runs(name: str, package: str, model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     pytest.importorskip(package, reason=REASON)
     monkeypatch.setattr(sys, "argv", [f"{name}.py", model, "all"])
     runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
-    assert re.search(r"^[+-]0\.\d{4}  ", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^[+-][01]\.\d{4}  ", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_a_missing_package_is_named_with_its_remedy() -> None:

@@ -74,6 +74,7 @@ def test_variables_change_what_they_name() -> None:
         "train_qwen3_4b.sh",
         PAIRS_PER_CONTEXT="16",
         TRAIN_ITERS="2800",
+        STOP_AFTER="1800",
         SEQ_LENGTH="16384",
         VALID_DATA="dev",
         EXIT_MINUTES="60",
@@ -82,7 +83,7 @@ def test_variables_change_what_they_name() -> None:
     args = parse_arguments(after)
     assert (args.headrank_pairs_per_context, args.train_iters, args.seq_length) == (16, 2800, 16384)
     assert (args.valid_data_path, args.eval_interval, args.exit_duration_in_mins, args.bf16) == (["dev"], 100, 60, False)
-    assert args.headrank_epochs == 1
+    assert (args.headrank_epochs, args.headrank_stop_after, args.headrank_keep_iters) == (1, 1800, [1800, 2200, 2800])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,17 @@ import pytest
 
 from headrank.commands import benchmark_run
 from headrank.errors import InputError
+from headrank.experiments.cell_jobs import CellGroup, CellSettings, rerank_job
 from headrank.experiments.cells import find_cells
-from headrank.experiments.matrix_plan import MatrixBenchmark, MatrixModel, find_heads, model_name, parse_shard, plan_cells
+from headrank.experiments.matrix_plan import (
+    MatrixBenchmark,
+    MatrixCell,
+    MatrixModel,
+    find_heads,
+    model_name,
+    parse_shard,
+    plan_cells,
+)
 from headrank.experiments.phases import Command, Phase
 from headrank.experiments.processes import start
 from headrank.formats import read_run, write_json, write_jsonl, write_run
@@ -392,3 +401,15 @@ def test_a_shared_forward_is_one_rerank_for_all_attention_methods_of_a_model(
         assert twin["measures"] == pytest.approx(cell.metrics["measures"])
     assert benchmark_run.run(parse(*words, "--share-forward", "--output", str(shared))) == 0
     assert len(done) == 8, "nothing is done again"
+
+
+def test_a_published_prompt_reaches_the_job_with_the_benchmarks_own_instruction(collection: Path, tmp_path: Path) -> None:
+    def prompt(name: str, order: str = "retriever", **settings: object) -> Mapping[str, Any]:
+        benchmark = MatrixBenchmark(name, collection, 40, ("nDCG@10",))
+        cell = MatrixCell(MatrixModel("m", "m"), "icr", None, benchmark, 40, order)
+        return rerank_job([cell], CellGroup((cell,), CellSettings(**settings), tmp_path)).prompt  # type: ignore[arg-type]
+
+    assert prompt("dl19", prompt="icr") == {"order": "reversed", "query_rows": "instruction", "label_in_span": True}
+    assert prompt("nq", prompt="icr")["instruction"].startswith("Please answer")
+    assert prompt("dl19", prompt="icr", instruction="Read. ")["instruction"] == "Read. "
+    assert prompt("dl19", prompt="core", order="reversed")["order"] == "reversed" and prompt("dl19") == {}

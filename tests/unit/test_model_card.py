@@ -33,7 +33,7 @@ def test_the_front_matter_is_yaml_with_the_hubs_ranking_task():
 def test_the_snippet_is_python_that_names_the_model():
     snippet = card().split("```python\n")[1].split("```")[0]
     compile(snippet, "card", "exec")
-    assert 'snapshot_download("org/model")' in snippet
+    assert 'from_pretrained("org/model")' in snippet
 
 
 @pytest.mark.parametrize(("is_truncated", "words"), [(True, "only the 12 of 28 layers"), (False, "All 28 layers are here")])

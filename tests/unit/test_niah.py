@@ -133,3 +133,12 @@ def test_needles_lie_at_all_depths_of_generated_or_given_text() -> None:
     texts = [needle.text.replace(needle.sentence, "") for needle in make_needles(3, haystack_words=5, passages=passages)]
     assert all(set(text.split()) == {"alpha", "beta", "gamma", "delta", "epsilon"} for text in texts)
     assert isinstance(needles[0], Needle)
+
+
+def test_several_lengths_share_the_needles_and_each_has_all_depths() -> None:
+    needles = make_needles(6, haystack_words=[40, 400], seed=1)
+    lengths = [len(needle.text.split()) - len(needle.sentence.split()) for needle in needles]
+    assert lengths == [40, 400] * 3
+    for of_a_length in (needles[::2], needles[1::2]):
+        places = [each.text.index(each.sentence) / (len(each.text) - len(each.sentence)) for each in of_a_length]
+        assert (places[0], places[2]) == (0.0, 1.0) and 0.3 < places[1] < 0.7

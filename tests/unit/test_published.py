@@ -77,3 +77,12 @@ def test_the_numbers_are_those_of_the_page(shared_data: Path) -> None:
         body = re.sub(r"\[\d+pt\]|\{3\}|top40|0\.[67]B|1\.7B|3\.1 8B|3\.5 Turbo|setlength.*|\{\d+\}", "", source)
         printed = [float(cell) for cell in re.findall(r"(?<![\d.])(\d{1,3}\.\d{1,2}|100)(?![\d.])", body)]
         assert printed == [value for row in rows_of(table).values() for value in row.values()], table
+
+
+def test_the_case_studies_and_the_figures_datasets_are_benchmarks_of_the_registry() -> None:
+    from data_tools.benchmarks import BENCHMARKS
+    from headrank.evaluation.published import CASE_STUDIES, FIGURE_BENCHMARKS
+
+    assert len(CASE_STUDIES) == 14 and len({(name, query) for name, query, _ in CASE_STUDIES}) == 14
+    assert {name for name, _, _ in CASE_STUDIES} <= set(BENCHMARKS)
+    assert len(FIGURE_BENCHMARKS) == 8 and set(FIGURE_BENCHMARKS) <= set(BENCHMARKS)

@@ -15,6 +15,7 @@ from headrank.errors import InputError
 from headrank.evaluation.comparison import Settings
 from headrank.evaluation.homogenisation import mean_middle_zone_std
 from headrank.evaluation.promotion import promotion
+from headrank.evaluation.published import FIGURE_BENCHMARKS
 from headrank.experiments.cell_archive import write_archive
 from headrank.experiments.cells import find_cells
 from headrank.method.heads import HeadSet
@@ -459,3 +460,18 @@ def test_an_archive_gives_the_same_pages_as_its_folder(tmp_path: Path, quick_fig
         main(["report", "--matrix", str(source), "--output", str(tmp_path / name)])
     pages = [(tmp_path / name / "report.md").read_text() for name in ("one", "two", "three")]
     assert pages[0] == pages[1] == pages[2]
+
+
+def test_the_papers_figures_are_over_its_eight_datasets_and_its_methods(tmp_path: Path, quick_figures: list[str]) -> None:
+    for name in FIGURE_BENCHMARKS:
+        depth = 20 if name in ("hotpotqa", "2wiki", "musique") else 40
+        make_matrix(tmp_path / "matrix", benchmarks=(name,), depth=depth)
+        make_cell(tmp_path / "matrix", "Qwen3-0.6B", "headrank+no-prox", name, depth=depth)
+    make_matrix(tmp_path / "matrix", benchmarks=("fiqa",), depth=40)
+    main(["report", "--matrix", str(tmp_path / "matrix")])
+    page = (tmp_path / "matrix" / "report" / "report.md").read_text()
+    eight = page[page.index("## The paper's figures, the paper's eight datasets") : page.index("## Tables")]
+    assert "fiqa" not in eight and "no-prox" not in eight
+    assert all(name in eight for name in FIGURE_BENCHMARKS) and "HeadRank (paper, eight datasets)" in eight
+    rest = page[page.index("## Analyses, each benchmark's own depth") :]
+    assert "fiqa" in rest and "no-prox" in rest and "(paper, eight datasets)" not in rest

@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reproduction.md"
+ABLATIONS = ("sft", "all-heads", "no-gate", "no-alps", "no-omega", "no-prox")
 # what a stand-in does: say how it was called; sbatch runs the job as SLURM would, in its dry-run mode
 STAND_INS = {
     **dict.fromkeys(["headrank", "pip", "make", "hf", "python3.11"], 'printf "%q " "$(basename "$0")" "$@"; echo'),
@@ -68,7 +69,8 @@ def test_every_headrank_command_of_the_page_parses(commands: list[list[str]]) ->
     calls += [words[3:] for words in commands if words[1:3] == ["-m", "headrank"]]
     for verb, *arguments in calls:
         build_verb_parser(verb).parse_args(arguments)
-    assert {call[0] for call in calls} == {"plan", "experiment", "retrieve", "pairs", "select-heads", "export-hf", "benchmark", "report"}
+    verbs = {"plan", "experiment", "retrieve", "pairs", "select-heads", "export-hf", "benchmark", "report", "view"}
+    assert {call[0] for call in calls} == verbs
 
 
 def test_every_training_run_of_the_page_is_the_papers(commands: list[list[str]]) -> None:
@@ -81,12 +83,23 @@ def test_every_training_run_of_the_page_is_the_papers(commands: list[list[str]])
         if place is not None:
             assert words[words.index("--nproc-per-node") + 1] == "8"
             runs.append(config_from(parse_arguments(words[place + 1 :]), world_size=8))
-    assert len(runs) == 3, "the study, twice, and the launcher"
+    assert len(runs) == 12, "0.6B alone, with its six ablations again, 1.7B, 4B twice, and the launcher"
+    sizes = {(config.tensor_parallel, config.schedule.lr) for config in runs}
+    assert sizes == {(4, 1e-5), (4, 5e-6), (8, 2e-6)}
     for config in runs:
-        assert (config.tensor_parallel, config.global_batch_size, config.pairs_per_context) == (4, 32, 1)
-        assert (config.schedule.lr, config.schedule.clip_grad, config.epoch_unit) == (1e-5, 5.0, "pairs")
+        assert (config.global_batch_size, config.pairs_per_context, config.permutations) == (32, 1, 0)
+        assert (config.schedule.clip_grad, config.epoch_unit, config.stop_after) == (5.0, "pairs", None)
         assert config.bf16 and config.use_distributed_optimizer
+    whole = [config for config in runs if not any(f"/{name}/" in str(config.save) for name in ABLATIONS)]
+    assert len(whole) == 6
+    for config in whole:
         assert (config.loss.linear_weight, config.loss.proximal_weight) == (0.05, 0.05)
+        assert config.keep_iters == (1800, 2200, 2800)
+
+
+def test_the_page_warns_of_the_flag_that_must_not_be_given(commands: list[list[str]]) -> None:
+    assert "Do not give `--remove-query` for ArguAna" in PAGE.read_text(encoding="utf-8")
+    assert not [words for words in commands if "--remove-query" in words]
 
 
 def test_the_scripts_and_pages_that_the_page_names_exist() -> None:

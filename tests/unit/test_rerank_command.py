@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from headrank.method.heads import HeadSet
 from headrank.method.prompt import PromptTemplate
 from headrank.reranking import rerank_job
 from headrank.reranking.exported_model import FORMAT
+from headrank.reranking.partial_results import PartialResults
 from headrank.reranking.rerank_job import RerankJob
 from headrank.reranking.rerank_outputs import Target
 from tests.tiny_models import make_tiny_model
@@ -439,3 +441,59 @@ def test_the_facts_name_the_order_that_the_heads_brought(model: Path, collection
     HeadSet(((0, 1),), "test", "tiny", 4, 8, PromptTemplate(order="reversed")).save(collection / "heads.json")
     assert main(arguments(model, collection, tmp_path / "out.txt", "--depth", "3", "--meta", str(tmp_path / "meta.json"))) == 0
     assert json.loads((tmp_path / "meta.json").read_text())["order"] == "reversed"
+
+
+def test_the_first_batch_is_a_warm_up_and_counts_in_no_mean(model: Path, collection: Path, tmp_path: Path) -> None:
+    files = ("--scores", str(tmp_path / "scores.jsonl"), "--meta", str(tmp_path / "meta.json"))
+    assert main(arguments(model, collection, tmp_path / "run.txt", "--batch-size", "2", *files)) == 0
+    rows = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
+    assert [row.get("is_warm_up", False) for row in rows] == [True, True, False, False, False, False]
+    meta = json.loads((tmp_path / "meta.json").read_text())
+    assert meta["seconds_per_query"] == pytest.approx(sum(row["seconds"] for row in rows[2:]) / 4) and meta["warm_up_queries"] == 2
+    alone = ("--only", str(tmp_path / "one.qids"), "--meta", str(tmp_path / "one.json"))
+    (tmp_path / "one.qids").write_text("q0\n")
+    assert main(arguments(model, collection, tmp_path / "one.txt", *alone)) == 0
+    assert json.loads((tmp_path / "one.json").read_text())["seconds_per_query"] > 0, "a single batch is all there is"
+
+
+class Backwards:
+    """Other processes, as a job sees them: its lists scored one by one from the last to the first."""
+
+    def facts(self) -> dict[str, Any]:
+        return {"engine": "backwards", "processes": 3}
+
+    def rows(self, job: RerankJob, requests: Sequence[Any]) -> Iterator[dict[str, Any]]:
+        rankers = rerank_job.build_rankers(job)
+        for request in reversed(requests):
+            for batch in rerank_job.score_lists(job, rankers, [request]):
+                yield from batch
+
+
+def test_lists_scored_elsewhere_give_the_same_files_and_facts_without_a_model_here(
+    model: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = arguments(
+        model, collection, tmp_path / "here.txt", "--meta", str(tmp_path / "here.json"), "--scores", str(tmp_path / "here.jsonl")
+    )
+    assert main(args) == 0
+    job = job_from(build_verb_parser("rerank").parse_args(args[1:]))
+    there = dataclasses.replace(
+        job.targets[0], output=str(tmp_path / "there.txt"), meta=str(tmp_path / "there.json"), scores=str(tmp_path / "there.jsonl")
+    )
+    rerank_job.rerank(dataclasses.replace(job, targets=(there,)), Backwards())
+    assert (tmp_path / "there.txt").read_text() == (tmp_path / "here.txt").read_text()
+    here, facts = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("here", "there"))
+    same = ("heads", "layers_used", "num_layers", "prompt_hash", "order", "tokens_per_query", "num_queries")
+    assert {key: facts[key] for key in same} == {key: here[key] for key in same}
+    assert (facts["engine"], facts["processes"], facts["peak_memory_bytes"]) == ("backwards", 3, None), "memory here is not theirs"
+
+
+def test_partial_results_larger_than_memory_are_read_line_by_line(tmp_path: Path) -> None:
+    first = PartialResults(tmp_path / "out.txt", "key", 0)
+    first.add([{"query_id": "b", "n": 1}, {"query_id": "a", "n": 2}])
+    first.close()
+    path = next(tmp_path.glob("*.partial-key.0.jsonl"))
+    path.write_text(path.read_text() + '{"query_id": "b", "n": 9}\n{"query_id": "c", "n"')  # once more, and torn by a kill
+    again = PartialResults(tmp_path / "out.txt", "key", 0, only_ids=True)
+    assert again.done == {"a": {}, "b": {}}
+    assert list(again.rows()) == [{"query_id": "b", "n": 1}, {"query_id": "a", "n": 2}]

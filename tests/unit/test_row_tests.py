@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from headrank.errors import InputError
 from headrank.evaluation.significance import bootstrap_interval, paired_randomisation
 from headrank.experiments.cells import Cell, find_cells
 from headrank.reports.row_tests import opponents, paired_test_grids, pool_seeds
@@ -79,3 +80,18 @@ def test_a_row_that_shares_no_query_leaves_its_cell_empty_and_one_without_values
 def test_a_row_alone_is_tested_against_nobody(tmp_path: Path) -> None:
     make_cell(tmp_path, "base", "icr", "dl19")
     assert paired_test_grids(find_cells(tmp_path)) == []
+
+
+def test_folds_are_tested_together_over_all_their_queries(tmp_path: Path) -> None:
+    from headrank.reports.row_tests import pooled_test_grid
+
+    for fold, queries in (("fold-a", 6), ("fold-b", 4)):
+        for method in ("bm25", "headrank+full", "headrank+no-omega"):
+            make_cell(tmp_path, "" if method == "bm25" else "m", method, fold, queries=queries)
+    grid = pooled_test_grid(find_cells(tmp_path), "headrank+full")
+    assert grid is not None and "fold-a, fold-b together" in grid.caption
+    assert [line.texts[0].text for line in grid.lines] == ["BM25", "m HeadRank (full)", "m HeadRank (no-omega)"]
+    assert {line.texts[1].text for line in grid.lines} == {"10"}
+    assert grid.headers[-2:] == ("minus BM25", "minus m HeadRank (full)")
+    with pytest.raises(InputError, match="no row 'headrank\\+none' among the results"):
+        pooled_test_grid(find_cells(tmp_path), "headrank+none")

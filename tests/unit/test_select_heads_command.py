@@ -11,7 +11,7 @@ import pytest
 from headrank.commands import main
 from headrank.errors import InputError
 from headrank.method.heads import HeadSet
-from headrank.method.prompt import PromptTemplate
+from headrank.method.prompt import QUERY_ROWS, PromptTemplate
 from headrank.methods import METHODS, build_ranker
 from headrank.reranking.exported_model import FORMAT as EXPORTED
 from headrank.reranking.reranker import HeadRankReranker
@@ -275,3 +275,47 @@ def test_the_prompt_of_the_heads_is_used_unless_another_is_given(model, collecti
     assert json.loads((tmp_path / "heads.json").read_text())["prompt"]["order"] == "reversed"
     assert build_ranker("core", model, tmp_path / "heads.json").reader.encoder.template.order == "reversed"
     assert build_ranker("core", model, tmp_path / "heads.json", prompt=PromptTemplate()).reader.encoder.template.order == "retriever"
+
+
+def test_contrast_and_mean_are_switches_that_the_file_tells(model, collection, tmp_path) -> None:
+    more = ("--contrast", "irrelevant", "--per-query", "--prompt", "core", "--instruction", r"Which helps?\n\nQuery: ")
+    assert select(model, collection, tmp_path / "heads.json", *more) == 0
+    heads = HeadSet.load(tmp_path / "heads.json")
+    assert {name: heads.settings[name] for name in ("contrast", "per_query", "gold_grade")} == {
+        "contrast": "irrelevant",
+        "per_query": True,
+        "gold_grade": 2,
+    }
+    assert (heads.prompt.query_rows, heads.prompt.document_label) == ("instruction-query-next", "[document {}] ")
+    assert heads.prompt.instruction == "Which helps?\n\nQuery: "
+    assert select(model, collection, tmp_path / "plain.json") == 0
+    assert HeadSet.load(tmp_path / "plain.json").table != heads.table
+
+
+def test_lists_of_labelled_paragraphs_select_heads_too(model, tmp_path) -> None:
+    marks = [("a flea lives long", True, False), ("the floor costs", False, True), ("rosin", False, False)]
+    paragraphs = [{"paragraph_text": text, "is_positive": positive, "is_negative": negative} for text, positive, negative in marks]
+    (tmp_path / "nq_core.json").write_text(json.dumps([{"question": "how long does a flea live", "paragraphs": paragraphs}]))
+    words = ["select-heads", "--model", str(model), "--paragraphs", str(tmp_path / "nq_core.json"), "--method", "core", "--no-picture"]
+    assert main([*words, "--contrast", "irrelevant", "--output", str(tmp_path / "heads.json")]) == 0
+    heads = HeadSet.load(tmp_path / "heads.json")
+    assert heads.source["collections"] == ["nq_core"] and heads.settings["depth"] == 3
+
+
+def test_every_reading_of_the_query_is_compared_with_the_papers_heads(model, collection, tmp_path, capsys) -> None:
+    assert select(model, collection, tmp_path / "heads.json", "--compare-paper", "Qwen3-0.6B") == 0
+    printed = capsys.readouterr().out
+    for rows in QUERY_ROWS:
+        assert HeadSet.load(tmp_path / f"heads.{rows}.json").prompt.query_rows == rows
+        assert f"| {rows} |" in printed
+    assert "L11-H2, L11-H3, L16-H7" in printed
+    assert select(model, collection, tmp_path / "heads.json", "--compare-paper") == 2
+    assert "names none of them, give one" in capsys.readouterr().err
+
+
+def test_heads_in_common_are_counted_from_zero_and_from_one() -> None:
+    from headrank.commands.compare_heads import comparison
+
+    heads = HeadSet(((11, 2), (16, 7), (10, 1), (5, 5)), "entropy", "m", 28, 16)
+    (row,) = comparison({"query": heads}, "Qwen3-0.6B").rows
+    assert row == ("query", "2 / 8", "1 / 8", "L11-H2, L16-H7")

@@ -19,12 +19,12 @@ from headrank.reranking.reader import AttentionReader
 from headrank.selection.core import CoreSelection
 from headrank.selection.qr import QRNdcgSelection, QRSelection
 from headrank.selection.selection import (
+    Contrast,
     EntropySelection,
     HeadPolicy,
     SelectionContext,
     accumulate,
     collection_contexts,
-    contrasts,
     make_head_set,
 )
 from headrank.selection.statistics import HeadStatistics, StatisticsCache, head_statistics, reader_key
@@ -113,7 +113,7 @@ def slow_gate(slow: list) -> np.ndarray:
     result = np.zeros((LAYERS, HEADS))
     for layer in range(LAYERS):
         for head in range(HEADS):
-            used = [item for item in slow if contrasts(item[0].grades)]
+            used = [item for item in slow if Contrast().find(item[0].grades)]
             gates = [1 - WEIGHT * slow_entropy(rows.query_rows[layer][head]) / math.log(length) for _, rows, _, length in used]
             result[layer, head] = sum(gates) / len(gates)
     return result
@@ -208,9 +208,37 @@ def test_ndcg_of_a_hand_computed_list_with_a_tie() -> None:
 
 
 def test_contrasts_pair_adjacent_grades_only() -> None:
-    assert contrasts((3, 0, 1, None, 0, 3)) == [(2, [1, 4])]
-    assert contrasts((2, 1, 0)) == [(0, [1]), (1, [2])]
-    assert contrasts((0, None, 0)) == []
+    assert Contrast().find((3, 0, 1, None, 0, 3)) == [(2, [1, 4])]
+    assert Contrast().find((2, 1, 0)) == [(0, [1]), (1, [2])]
+    assert Contrast().find((0, None, 0)) == []
+
+
+def test_without_alps_all_lower_grades_are_contrasted_and_core_contrasts_relevant_with_irrelevant() -> None:
+    grades = (3, 0, 1, None, 0, 2)
+    assert Contrast("lower").find(grades) == [(0, [1, 2, 4, 5]), (2, [1, 4]), (5, [1, 2, 4])]
+    assert Contrast("irrelevant", gold_grade=2).find(grades) == [(0, [1, 4]), (5, [1, 4])]
+    assert Contrast("irrelevant", gold_grade=2).find((1, 0)) == []
+    with pytest.raises(InputError, match="`contrast` 'both'"):
+        Contrast("both")
+
+
+def test_per_query_a_query_with_many_chosen_documents_counts_once() -> None:
+    def context(query_id: str, grades: tuple[int, ...]) -> SelectionContext:
+        return SelectionContext("toy", query_id, 0, "q", tuple(("", "d") for _ in grades), grades)
+
+    masses = {"many": np.float32([[[3.0, 3.0, 3.0, 0.0]]]), "one": np.float32([[[0.0, 3.0]]])}
+    lists = [context("many", (1, 1, 1, 0)), context("one", (1, 0))]
+    values = {}
+    for per_query in (False, True):
+        policies = [CoreSelection(1.0, contrast=Contrast(per_query=per_query)), QRSelection(per_query=per_query, is_calibrated=False)]
+        for policy in policies:
+            for each in lists:
+                mass = masses[each.query_id]
+                policy.add(each, HeadStatistics(mass, mass, np.zeros((1, 1), np.float32), 10))
+        values[per_query] = [float(next(iter(policy.columns().values()))[0, 0]) for policy in policies]
+    good, bad = 1 / (1 + math.exp(-3)), 1 / (1 + math.exp(3))
+    assert values[False] == pytest.approx([(3 * good + bad) / 4, 9 / 4])
+    assert values[True] == pytest.approx([(good + bad) / 2, 3 / 2])
 
 
 def test_contexts_are_judged_queries_in_retriever_order_then_in_random_orders(contexts: list[SelectionContext]) -> None:
@@ -319,7 +347,13 @@ def test_heads_json_ranks_every_head_and_says_what_it_was_computed_from(reader, 
     assert phis == sorted(phis, reverse=True)
     assert [(row["layer"], row["head"]) for row in loaded.table[:5]] == list(loaded.heads)
     assert [row["is_chosen"] for row in loaded.table] == [True] * 5 + [False] * (LAYERS * HEADS - 5)
-    assert loaded.settings == {"temperature": TEMPERATURE, "entropy_weight": WEIGHT, "is_calibrated": False}
+    assert loaded.settings == {
+        "temperature": TEMPERATURE,
+        "entropy_weight": WEIGHT,
+        "is_calibrated": False,
+        "contrast": "adjacent",
+        "per_query": False,
+    }
     assert loaded.source["queries"] == 2 and loaded.source["contexts"] == 4  # q3 has no adjacent grades
     assert "torch" in loaded.source["versions"]
 

@@ -10,6 +10,7 @@ from tokenizers import AddedToken
 
 from headrank.errors import InputError
 from headrank.method.prompt import ChatFrame, PromptTemplate
+from headrank.method.published_prompts import published_prompt
 from headrank.method.spans import PromptEncoder
 from tests.tiny_models import tiny_tokenizer
 
@@ -49,6 +50,50 @@ def test_the_query_rows_are_the_query_it_and_the_suffix_or_everything_after_the_
     wide = PromptEncoder(TOKENIZER, PromptTemplate(query_rows="instruction")).encode("how long does a flea live", documents)
     assert decode(wide.input_ids[slice(*wide.query_rows)]).startswith("Please find information")
     assert decode(wide.input_ids[slice(*wide.query_rows)]).endswith("<|im_start|>assistant\n")
+
+
+def test_the_rows_of_core_end_with_the_query_or_one_token_later() -> None:
+    documents = [("", "one"), ("", "two")]
+    exact = PromptEncoder(TOKENIZER, PromptTemplate(query_rows="instruction-query")).encode("flea", documents)
+    longer = PromptEncoder(TOKENIZER, PromptTemplate(query_rows="instruction-query-next")).encode("flea", documents)
+    for rows, more in (("query_rows", "flea"), ("calibration_rows", "N/A")):
+        text = decode(exact.input_ids[slice(*getattr(exact, rows))])
+        assert text.startswith("Please find information") and text.endswith(f"Query: {more}")
+        assert decode(longer.input_ids[slice(*getattr(longer, rows))]) == f"{text}<|im_end|>"
+
+
+def test_a_label_is_written_as_asked_and_counts_as_the_document_only_where_asked() -> None:
+    documents = [("", "one"), ("", "two")]
+    core = PromptEncoder(TOKENIZER, PromptTemplate(**published_prompt("core"))).encode("flea", documents)
+    assert "[document 1] one\n\n[document 2] two" in decode(core.input_ids)
+    assert [decode(core.input_ids[start:end]).strip() for start, end in core.document_spans] == ["one", "two"]
+    icr = PromptEncoder(TOKENIZER, PromptTemplate(**published_prompt("icr"))).encode("flea", documents)
+    assert [decode(icr.input_ids[start:end]).strip() for start, end in icr.document_spans] == ["[1] one", "[2] two"]
+
+
+def test_shortened_documents_keep_one_label_each() -> None:
+    encoder = PromptEncoder(TOKENIZER, PromptTemplate(label_in_span=True), max_length=200)
+    context = encoder.encode("flea", [("", "a warm host " * 40), ("", "concrete floors " * 40)])
+    assert context.is_shortened and decode(context.input_ids).count("[1]") == 1
+    assert all(
+        decode(context.input_ids[start:end]).strip().startswith(f"[{n}] ") for n, (start, end) in enumerate(context.document_spans, 1)
+    )
+
+
+def test_icr_asks_questions_as_questions_only_where_its_code_does() -> None:
+    assert published_prompt("icr", "nq")["instruction"].startswith("Please answer the following question")
+    assert "instruction" not in published_prompt("icr", "dl19") and "instruction" not in published_prompt("icr")
+    assert published_prompt("core", "nq") == published_prompt("core")
+    with pytest.raises(InputError, match="'rankgpt' is not one of icr"):
+        published_prompt("rankgpt")
+
+
+def test_prompts_without_a_label_of_their_own_hash_as_before() -> None:
+    assert PromptTemplate().hash == "4176c0b1e286" and "document_label" not in PromptTemplate().to_dict()
+    own = PromptTemplate(document_label="[document {}] ")
+    assert PromptTemplate.from_dict(own.to_dict()) == own and own.hash != PromptTemplate().hash
+    with pytest.raises(InputError, match="no label outside the sequential layout"):
+        PromptTemplate(document_layout="parallel", label_in_span=True)
 
 
 def test_both_branches_differ_only_in_the_query() -> None:

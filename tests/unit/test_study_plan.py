@@ -294,6 +294,120 @@ def test_checkpoints_that_are_not_kept_go_after_the_last_phase_that_reads_them()
     assert next(phase for phase in plan.phases if phase.name.startswith("discard")).needs == ("model",)
 
 
+def test_a_later_round_keeps_the_first_models_scores_as_its_reference() -> None:
+    plan = planned(rounds=2)
+    assert "--headrank-reference-model" not in words(plan, "train/round-1")
+    second = words(plan, "train/round-2")
+    assert second[second.index("--headrank-reference-model") + 1] == "models/tiny"
+    assert second[second.index("--headrank-model") + 1] == "out/round-1/hf"
+
+
+def test_kept_steps_are_models_with_heads_of_their_own_and_rows_of_the_tables() -> None:
+    steps = {"training": {"global_batch_size": 4, "lr": 1e-4, "keep_steps": [10, 20], "stop_after": 25}}
+    plan = planned(**steps, measure=rows({"method": "headrank", "model": "steps"}))
+    train = words(plan, "train")
+    assert train[train.index("--headrank-keep-iters") + 1 :][:2] == ["10", "20"] and train[train.index("--headrank-stop-after") + 1] == "25"
+    assert "out/round-1/train/iter_0000010" in words(plan, "export/step-10")
+    assert "out/round-1/step-10/heads.json" in words(plan, "model/step-10")
+    assert [each.cell.method for each in plan.cells] == ["headrank+step-10", "headrank+step-20"]
+    with pytest.raises(InputError, match="training.keep_steps"):
+        planned(measure=rows({"method": "headrank", "model": "steps"}))
+
+
+def test_a_baseline_as_published_has_heads_and_a_prompt_of_its_own_beside_the_common_setting() -> None:
+    selections = {
+        "core-published": {"method": "core", "prompt": "core", "contrast": "irrelevant"},
+        "qr-8": {"method": "qr", "top_k": 8},
+        "long-niah": {"method": "niah", "haystack_words": [300, 6000], "needles": 10},
+        "nq-core": {"method": "core", "paragraphs": ["nq_core.json"]},
+    }
+    plan = planned(
+        heads={"methods": ["entropy", "core"], "top_k": 4},
+        selections=selections,
+        measure=rows(
+            {"method": "core", "heads": "core"},
+            {"method": "core", "variant": "published", "heads": "core-published", "prompt": "core"},
+            {"method": "qr", "heads": "qr-8"},
+            {"method": "niah", "heads": "long-niah"},
+            {"method": "core", "variant": "nq", "heads": "nq-core"},
+            {"method": "icr", "variant": "published", "prompt": "icr"},
+        ),
+    )
+    core = words(plan, "selection/core-published")
+    assert core[core.index("--prompt") + 1] == "core" and core[core.index("--contrast") + 1] == "irrelevant"
+    assert "--top-k" not in core and words(plan, "selection/qr-8")[words(plan, "selection/qr-8").index("--top-k") + 1] == "8"
+    niah = words(plan, "selection/long-niah")
+    assert niah[niah.index("--haystack-words") + 1 :][:2] == ["300", "6000"]
+    assert "--paragraphs" in words(plan, "selection/nq-core") and "--depth" not in words(plan, "selection/nq-core")
+    cells = {each.cell.method: each for each in plan.cells}
+    assert cells["core"].settings.prompt is None and cells["core+published"].settings.prompt == "core"
+    assert cells["core+published"].cell.heads == "out/heads.core-published.json" and cells["core"].cell.heads == "out/heads.core.json"
+    assert cells["icr+published"].cell.order == "retriever"  # of the prompt, which turns the list round
+
+
+def test_without_alps_the_same_pairs_select_and_train() -> None:
+    plan = planned(runs={"full": {}, "no-alps": {"pairs": {"random_pairs": True}, "heads": {"contrast": "lower"}}})
+    for phase in ("heads/no-alps", "reselect/no-alps"):
+        assert words(plan, phase)[words(plan, phase).index("--contrast") + 1] == "lower"
+    assert "--contrast" not in words(plan, "heads")
+
+
+@pytest.mark.parametrize("size", ["0.6b", "1.7b", "4b"])
+def test_the_papers_presets_select_heads_and_measure_as_the_paper_does(size: str) -> None:
+    plan = plan_study(read_study(Path(__file__).resolve().parents[2] / "configs" / f"paper_qwen3_{size}.yaml"))
+    heads = words(plan, "heads")
+    for flag, value in (("--depth", "100"), ("--temperature", "0.001"), ("--entropy-weight", "0.1"), ("--permutations", "0")):
+        assert heads[heads.index(flag) + 1] == value
+    depths = {each.cell.benchmark.name: each.cell.depth for each in plan.cells}
+    assert {name for name, depth in depths.items() if depth == 20} == {"hotpotqa", "2wiki", "musique"} and len(depths) == 14
+    assert {each.settings.batch_size for each in plan.cells} == {16}
+    ablations = {each.cell.method for each in plan.cells if each.cell.method.startswith("headrank+") and "step" not in each.cell.method}
+    wanted = {"sft", "all-heads", "no-gate", "no-alps", "no-omega", "no-prox"}
+    assert ablations == ({f"headrank+{name}" for name in wanted} if size == "0.6b" else set())
+
+
+def test_runs_and_seeds_multiply_and_the_seeds_of_a_run_are_one_row() -> None:
+    plan = planned(
+        seeds=[1, 2],
+        runs={"full": {}, "slow": {"training": {"lr": 1e-5}}},
+        measure=rows(
+            {"method": "headrank", "variant": "untrained", "heads": "before"},
+            {"method": "headrank", "model": "trained", "heads": "before"},
+            {"method": "headrank", "variant": "one", "model": "final", "runs": ["slow"]},
+        ),
+    )
+    assert {name for name in names(plan) if name.startswith("train/")} == {
+        "train/full.seed-1",
+        "train/full.seed-2",
+        "train/slow.seed-1",
+        "train/slow.seed-2",
+    }
+    assert words(plan, "train/slow.seed-2")[words(plan, "train/slow.seed-2").index("--seed") + 1] == "2"
+    found = [(each.cell.method, each.cell.model.seed) for each in plan.cells if each.cell.model is not None]
+    assert found[0] == ("headrank+untrained", None)
+    assert found[1:5] == [("headrank+full", 1), ("headrank+full", 2), ("headrank+slow", 1), ("headrank+slow", 2)]
+    assert found[5:] == [("headrank+one", 1), ("headrank+one", 2)]
+
+
+def test_the_study_of_the_claims_holds_every_query_out_once_and_pools_the_folds() -> None:
+    root = Path(__file__).resolve().parents[2]
+    plan = plan_study(read_study(root / "configs" / "claims.yaml"))
+    cells: dict[str, set[tuple[str, int | None]]] = {}
+    for each in plan.cells:
+        if each.cell.model is not None:
+            cells.setdefault(each.cell.method, set()).add((each.cell.benchmark.name, each.cell.model.seed))
+    held_out = {(f"{name}-{fold}", seed) for name in ("dl21", "dl23") for fold in "ab" for seed in (1, 2, 3)}
+    trained = {f"headrank+{name}" for name in ("full", "no-gate", "no-alps", "no-omega", "no-prox", "reselected")}
+    assert {method for method in cells if cells[method] == held_out} == trained
+    for each in plan.cells:  # what is measured on a fold was trained on the other
+        if each.cell.method in trained:
+            fold = each.cell.benchmark.name[-1]
+            assert f"/{'a' if fold == 'b' else 'b'}-" in each.cell.model.path and str(each.settings.only).endswith(f"fold-{fold}.qids")
+    folds = [{line.split()[0] for line in (root / "results" / "queries" / f"fold-{fold}.qids").open()} for fold in "ab"]
+    assert not folds[0] & folds[1] and len(folds[0] | folds[1]) == 103
+    assert words(plan, "report")[-4:-2] == ["--pool", "headrank+full"]
+
+
 def test_models_that_are_there_are_measured_without_data_and_training() -> None:
     model = {"method": "headrank", "path": "runs/a/model", "name": "trained"}
     Path("study.yaml").write_text(

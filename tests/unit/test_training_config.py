@@ -255,3 +255,27 @@ def test_abbreviated_flags_are_not_accepted_and_said_so_in_one_line(capsys):
     assert capsys.readouterr().err == (
         "pretrain_headrank.py: unrecognized arguments: --train-iter 5; did you mean --train-iters?; see 'pretrain_headrank.py --help'\n"
     )
+
+
+def test_stopping_early_leaves_the_schedule_as_it_is():
+    whole = config("--headrank-epochs", "1", "--global-batch-size", "32").with_length(91_000)
+    early = config("--headrank-epochs", "1", "--global-batch-size", "32", "--headrank-stop-after", "1800").with_length(91_000)
+    assert (whole.train_iters, early.train_iters) == (2844, 1800)
+    assert whole.schedule.lr_decay_iters is None and early.schedule.lr_decay_iters == 2844
+    later = config("--train-iters", "100", "--headrank-stop-after", "500").with_length(10)
+    assert (later.train_iters, later.schedule.lr_decay_iters) == (100, None)
+    given = config("--train-iters", "100", "--lr-decay-iters", "70", "--headrank-stop-after", "50").with_length(10)
+    assert (given.train_iters, given.schedule.lr_decay_iters) == (50, 70)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--headrank-keep-iters", "5"], "--headrank-keep-iters needs a directory; add --save"),
+        (["--headrank-keep-iters", "0", "--save", "s"], "steps are counted from 1"),
+        (["--headrank-stop-after", "0"], "--headrank-stop-after 0 must be above 0"),
+    ],
+)
+def test_steps_to_stop_at_and_to_keep_are_checked(flags, words):
+    with pytest.raises(InputError, match=words):
+        config(*flags)

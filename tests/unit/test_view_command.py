@@ -133,3 +133,29 @@ def test_a_page_that_could_not_be_written_is_refused_before_the_model_is_loaded(
 ) -> None:
     assert main(["view", "--collection", str(collection), "--model", "nowhere", "--query", "1", "--output", "/proc/no/view.html"]) == 2
     assert "/proc/no/view.html: cannot be written" in capsys.readouterr().err
+
+
+def test_the_papers_case_studies_come_from_one_command(
+    model: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    home, icr = tmp_path / "home" / "dl20", tmp_path / "cells" / "dl20" / "icr"
+    home.mkdir(parents=True)
+    icr.mkdir(parents=True)
+    (home / "queries.tsv").write_text("997622\twhere is the show shameless filmed\n1131069\tanother query\n")
+    for name in ("corpus.jsonl", "qrels.txt"):
+        (home / name).write_text((collection / name).read_text())
+    (home / "qrels.txt").write_text("997622 0 a 1\n")
+    write_run(home / "run.bm25.txt", {query: [("b", 3.0), ("a", 2.0)] for query in ("997622", "1131069")}, "bm25")
+    (home / "benchmark.json").write_text("{}")
+    write_run(icr / "run.txt", {"997622": [("a", 2.0), ("b", 1.0)]}, "icr")
+    metrics = {"method": "icr", "benchmark": "dl20", "measures": {"nDCG@10": 0.5}, "depth": 40, "model": "tiny"}
+    (icr / "metrics.json").write_text(json.dumps(metrics))
+    make_heads((1, 2), (3, 0), model="tiny", num_layers=4, num_heads=8).save(tmp_path / "heads.json")
+    words = ["view", "--case-studies", "--model", str(model), "--heads", str(tmp_path / "heads.json"), "--device", "cpu"]
+    words += ["--home", str(tmp_path / "home"), "--format", "latex", "--output", str(tmp_path / "cases")]
+    assert main([*words, "--cells", str(tmp_path / "cells")]) == 0
+    assert sorted(path.name for path in (tmp_path / "cases").iterdir()) == ["dl20_1131069.tex", "dl20_997622.tex"]
+    text = (tmp_path / "cases" / "dl20_997622.tex").read_text()
+    assert r"\textbf{BM25} & \textbf{ICR} & \textbf{Rel.}" in text
+    assert main([*words[:-4], "--output", str(tmp_path / "none"), "--home", str(tmp_path)]) == 2
+    assert "none of their benchmarks is prepared" in capsys.readouterr().err
