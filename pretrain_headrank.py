@@ -74,7 +74,12 @@ def run(args: argparse.Namespace) -> int:
         check_megatron_trainer(config)
         train_with_megatron(config, shape, heads)
         return 0
-    device.initialize(config.tensor_parallel, seed=config.seed, timeout_minutes=config.distributed_timeout_minutes)
+    device.initialize(
+        config.tensor_parallel,
+        expert_model_parallel_size=config.expert_parallel,
+        seed=config.seed,
+        timeout_minutes=config.distributed_timeout_minutes,
+    )
     device.keep_freed_memory()
     if config.tp_comm_overlap:
         start_overlap(config, shape.hidden)

@@ -44,11 +44,14 @@ def has_compiled_fusions() -> bool:
     return has_cuda()
 
 
-def initialize(tensor_model_parallel_size: int = 1, *, seed: int = 1234, timeout_minutes: float = 30) -> None:
+def initialize(
+    tensor_model_parallel_size: int = 1, *, expert_model_parallel_size: int = 1, seed: int = 1234, timeout_minutes: float = 30
+) -> None:
     """Join (or start, alone) the process group and set up Megatron's groups and seeds.
 
     RANK, WORLD_SIZE and LOCAL_RANK come from torchrun; without them this is a world of one. What is left of the world after
-    tensor parallelism is data parallelism. Calling it twice with the same size does nothing.
+    tensor parallelism is data parallelism; experts are given out over ``expert_model_parallel_size`` ranks of all of them. Calling it
+    twice with the same sizes does nothing.
     """
     from megatron.core import parallel_state, tensor_parallel
 
@@ -74,11 +77,15 @@ def initialize(tensor_model_parallel_size: int = 1, *, seed: int = 1234, timeout
             **rendezvous,
         )
     if parallel_state.model_parallel_is_initialized():
-        if parallel_state.get_tensor_model_parallel_world_size() == tensor_model_parallel_size:
+        sizes = (parallel_state.get_tensor_model_parallel_world_size(), parallel_state.get_expert_model_parallel_world_size())
+        if sizes == (tensor_model_parallel_size, expert_model_parallel_size):
             return
         parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=tensor_model_parallel_size, distributed_timeout_minutes=math.ceil(timeout_minutes)
+        tensor_model_parallel_size=tensor_model_parallel_size,
+        expert_model_parallel_size=expert_model_parallel_size,
+        expert_tensor_parallel_size=1,  # an expert is small: it is never cut
+        distributed_timeout_minutes=math.ceil(timeout_minutes),
     )
     torch.manual_seed(seed)
     tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
@@ -175,6 +182,22 @@ def install_cpu_backend() -> None:
     _cpu_mode.__enter__()
 
 
+def prepare_experts() -> None:
+    """Let Megatron's exchange of tokens between experts run where there is no CUDA.
+
+    Its split sizes become numbers on the way from a GPU to the host; on a CPU they are there already, as tensors, which gloo refuses.
+    """
+    if has_cuda():
+        return
+    from megatron.core.transformer.moe import token_dispatcher
+
+    token_dispatcher.maybe_move_tensor_to_cpu = _as_numbers
+
+
+def _as_numbers(values: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    return values.numpy() if as_numpy and torch.is_tensor(values) else values
+
+
 @contextlib.contextmanager
 def trainer_without_cuda() -> Iterator[None]:
     """Let Megatron-LM's trainer start where there is no CUDA. Four of its functions cannot run there and are passed over:
@@ -215,7 +238,11 @@ class _NoStream:
     def __init__(self, *_: Any, **__: Any) -> None:
         """Takes what torch.cuda.Stream does."""
 
-    wait_stream = wait_event = record_event = synchronize = _nothing()
+    wait_stream = wait_event = synchronize = _nothing()
+
+    def record_event(self, *_: Any) -> _NoStream:
+        """An event that has happened."""
+        return self
 
 
 class _CpuForCuda(TorchFunctionMode):

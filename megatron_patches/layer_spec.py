@@ -40,24 +40,49 @@ def chosen_engine(transformer_impl: str | None, dtype: torch.dtype) -> bool:
     return has_transformer_engine() and dtype != torch.float32
 
 
-def layer_spec(*, qk_norm: bool, use_transformer_engine: bool | None = None, lora: LoraSettings | None = None) -> ModuleSpec:
-    """A whole decoder layer, with adapters where ``lora`` says; ``use_transformer_engine`` None takes it where it is installed."""
-    return _layer_spec(qk_norm, use_transformer_engine, lora, "linear_qkv")
+def layer_spec(
+    *,
+    qk_norm: bool,
+    use_transformer_engine: bool | None = None,
+    lora: LoraSettings | None = None,
+    num_experts: int | None = None,
+    grouped: bool = False,
+) -> ModuleSpec:
+    """A whole decoder layer, with adapters where ``lora`` says; ``use_transformer_engine`` None takes it where it is installed.
+
+    With ``num_experts`` a mixture of experts stands in the place of the MLP; ``grouped`` multiplies those of a rank together.
+    """
+    return _layer_spec(qk_norm, use_transformer_engine, lora, "linear_qkv", num_experts, grouped)
 
 
-def _layer_spec(qk_norm: bool, use_transformer_engine: bool | None, lora: LoraSettings | None, attention_linear: str) -> ModuleSpec:
+def _layer_spec(
+    qk_norm: bool,
+    use_transformer_engine: bool | None,
+    lora: LoraSettings | None,
+    attention_linear: str,
+    num_experts: int | None = None,
+    grouped: bool = False,
+) -> ModuleSpec:
     """The same; ``attention_linear`` names what will stand in the slot of the fused QKV (lora.FUSED)."""
+    experts: dict[str, Any] = {"num_experts": num_experts, "moe_grouped_gemm": grouped}
     use_transformer_engine = has_transformer_engine() if use_transformer_engine is None else use_transformer_engine
     if use_transformer_engine:
-        spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=qk_norm)
+        spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=qk_norm, **experts)
         spec.submodules.self_attention.submodules.core_attention = FusedHeadRankCoreAttention
     else:
-        spec = get_gpt_layer_local_spec(qk_layernorm=qk_norm, normalization="RMSNorm")
+        spec = get_gpt_layer_local_spec(qk_layernorm=qk_norm, normalization="RMSNorm", **experts)
         layer, attention = spec.submodules, spec.submodules.self_attention.submodules
         attention.core_attention = HeadRankCoreAttention
         layer.input_layernorm = layer.pre_mlp_layernorm = RootMeanSquareNorm
         if qk_norm:
             attention.q_layernorm = attention.k_layernorm = RootMeanSquareNorm
+    if num_experts:
+        # the norm before experts is part of no linear layer: on disk it has its own name with both kinds of layers
+        kept = {key: name for key, name in spec.submodules.sharded_state_dict_keys_map.items() if not key.startswith("pre_mlp_layernorm")}
+        spec.submodules.sharded_state_dict_keys_map = kept
+        if not grouped:
+            submodules_of(submodules_of(spec.submodules.mlp).experts).activation_func = GatedUnit
+        return spec
     submodules_of(spec.submodules.mlp).activation_func = GatedUnit  # taken where our configuration says so: on a CPU
     if lora is not None:
         _adapt(spec.submodules, lora, use_transformer_engine, attention_linear)

@@ -32,6 +32,7 @@ from megatron_patches.layer_spec import final_norm, layer_spec, query_key_layer_
 from megatron_patches.prompt_log_mass import CapturedRatios
 from megatron_patches.readout_weights import ReadoutDelta
 from megatron_patches.shape import ModelShape, check_tensor_parallel_size, valid_tensor_parallel_sizes
+from megatron_patches.versions import complete_router
 
 __all__ = ["CapturedRows", "HeadRankModel", "ModelShape", "build_model", "build_transformer_config", "valid_tensor_parallel_sizes"]
 
@@ -93,6 +94,7 @@ def build_transformer_config(
         "bf16": dtype == torch.bfloat16,
         "fp16": dtype == torch.float16,
         "perform_initialization": perform_initialization,
+        **(_expert_settings(shape) if shape.experts else {}),
     }
     if recompute:
         method = "uniform" if recompute_first_layers is None else "block"
@@ -100,6 +102,23 @@ def build_transformer_config(
     elif recompute_modules:
         settings |= {"recompute_granularity": "selective", "recompute_modules": list(recompute_modules)}
     return TransformerConfig(**{**settings, **overrides})
+
+
+def _expert_settings(shape: ModelShape) -> dict[str, Any]:
+    """Megatron's names for the mixture of experts. No loss for balance: the router is trained by the scores alone, as all weights are."""
+    complete_router()
+    device.prepare_experts()
+    return {
+        "num_moe_experts": shape.experts,
+        "moe_router_topk": shape.experts_per_token,
+        "moe_ffn_hidden_size": shape.expert_ffn,
+        # a softmax over the chosen equals all probabilities brought to a sum of one
+        "moe_router_pre_softmax": not shape.normalises_experts,
+        "moe_router_load_balancing_type": "none",
+        "moe_token_dispatcher_type": "alltoall",
+        "expert_tensor_parallel_size": 1,
+        "expert_model_parallel_size": parallel_state.get_expert_model_parallel_world_size(),
+    }
 
 
 def build_model(
@@ -172,7 +191,10 @@ class HeadRankModel(MegatronModule):
             tp_group=self.tp_group,
         )
         has_norm, use_engine = shape.has_qk_norm, use_transformer_engine
-        specs = [layer_spec(qk_norm=has_norm, use_transformer_engine=use_engine, lora=lora) for _ in range(config.num_layers)]
+        with_experts = {"num_experts": shape.experts or None, "grouped": config.moe_grouped_gemm}
+        specs = [
+            layer_spec(qk_norm=has_norm, use_transformer_engine=use_engine, lora=lora, **with_experts) for _ in range(config.num_layers)
+        ]
         if is_truncated:
             specs[-1] = query_key_layer_spec(qk_norm=has_norm, use_transformer_engine=use_engine, lora=lora)
         self.decoder = TransformerBlock(

@@ -13,7 +13,7 @@ import torch
 from headrank.errors import InputError
 from headrank.model_config import load_config
 
-FAMILIES = ("qwen3", "llama", "qwen2")
+FAMILIES = ("qwen3", "llama", "qwen2", "qwen3_moe")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Llama3Scaling:
 class ModelShape:
     """Everything Megatron must know about a model. ``vocab`` is the checkpoint's number of embedding rows, unpadded."""
 
-    family: Literal["qwen3", "llama", "qwen2"]
+    family: Literal["qwen3", "llama", "qwen2", "qwen3_moe"]
     layers: int
     hidden: int
     ffn: int
@@ -57,6 +57,10 @@ class ModelShape:
     has_qkv_bias: bool
     max_positions: int
     rope_scaling: Llama3Scaling | None = None
+    experts: int = 0  # of each layer; 0: one MLP of width ``ffn``
+    experts_per_token: int = 0
+    expert_ffn: int = 0
+    normalises_experts: bool = True  # the chosen experts' weights add up to one
 
     @classmethod
     def from_hf(cls, config: Any) -> ModelShape:
@@ -81,10 +85,11 @@ class ModelShape:
             rotary_base=float(rope["rope_theta"]),
             eps=config.rms_norm_eps,
             is_tied=bool(config.tie_word_embeddings),
-            has_qk_norm=family == "qwen3",
+            has_qk_norm=family in ("qwen3", "qwen3_moe"),
             has_qkv_bias=family == "qwen2",
             max_positions=config.max_position_embeddings,
             rope_scaling=_llama3_scaling(rope),
+            **(_experts(config) if family == "qwen3_moe" else {}),
         )
 
     def inverse_frequencies(self) -> torch.Tensor:
@@ -100,7 +105,8 @@ class ModelShape:
 
 def valid_tensor_parallel_sizes(shape: ModelShape) -> tuple[int, ...]:
     """The sizes that divide query heads, key-value groups and MLP width."""
-    return tuple(size for size in range(1, shape.groups + 1) if not (shape.groups % size or shape.heads % size or shape.ffn % size))
+    cut = [shape.groups, shape.heads, *([] if shape.experts else [shape.ffn])]  # experts are never cut, but given out whole
+    return tuple(size for size in range(1, shape.groups + 1) if not any(number % size for number in cut))
 
 
 def check_tensor_parallel_size(shape: ModelShape, size: int) -> None:
@@ -111,6 +117,20 @@ def check_tensor_parallel_size(shape: ModelShape, size: int) -> None:
             f"`tensor_model_parallel_size` {size} does not divide {shape.heads} heads, {shape.groups} key-value groups and "
             f"MLP width {shape.ffn}; this model can be split over {', '.join(map(str, valid))}"
         )
+
+
+def _experts(config: Any) -> dict[str, Any]:
+    """The mixture of experts, which must be the same in every layer."""
+    if config.decoder_sparse_step != 1 or config.mlp_only_layers:
+        raise InputError(
+            "layers with and without experts in one model (decoder_sparse_step, mlp_only_layers) are not supported on Megatron"
+        )
+    return {
+        "experts": config.num_experts,
+        "experts_per_token": config.num_experts_per_tok,
+        "expert_ffn": config.moe_intermediate_size,
+        "normalises_experts": bool(config.norm_topk_prob),
+    }
 
 
 def _rope_parameters(config: Any) -> Mapping[str, Any]:

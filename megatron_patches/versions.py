@@ -46,6 +46,14 @@ def common_file(directory: Path, metadata: Any) -> Path | None:
     return None if keeps_common_data_inside(metadata) else directory / COMMON_FILE
 
 
+def complete_router() -> None:
+    """0.16.1's router asks for a product of Transformer Engine by a name that it does not define where that is absent."""
+    from megatron.core.transformer.moe import moe_utils
+
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None
+
+
 def has_training() -> bool:
     """Whether Megatron-LM's trainer came with Megatron-Core, as it does in wheels from 0.17 on."""
     return importlib.util.find_spec("megatron.training") is not None

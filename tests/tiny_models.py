@@ -39,6 +39,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_neox": ("GPTNeoX", {"rotary_pct": 0.25}),
 }
 
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
+WITH_EXPERTS = {"qwen3_moe": ("Qwen3Moe", {"num_key_value_heads": 4, "head_dim": 16, **_EXPERTS})}
+
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """A byte-level BPE of some 400 entries with ChatML control tokens and a chat template."""
@@ -64,7 +67,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 def tiny_config(family: str, **changes: Any) -> transformers.PreTrainedConfig:
     """The configuration of one family at toy size; ``changes`` override."""
-    prefix, extra = FAMILIES[family]
+    prefix, extra = {**FAMILIES, **WITH_EXPERTS}[family]
     values = {**SIZES, "vocab_size": 416, "max_position_embeddings": 2048, "tie_word_embeddings": True, **extra, **changes}
     return getattr(transformers, f"{prefix}Config")(**values)
 
@@ -73,7 +76,7 @@ def make_tiny_model(directory: Path, family: str = "qwen3", *, seed: int = 0, st
     """Write a random model of the family (norm weights not one, attention not flat) and the tokenizer as an HF directory."""
     config = tiny_config(family, **changes)
     torch.manual_seed(seed)
-    name = FAMILIES[family][0].removesuffix("Text")
+    name = {**FAMILIES, **WITH_EXPERTS}[family][0].removesuffix("Text")
     model = getattr(transformers, f"{name}ForCausalLM")(config)
     with torch.no_grad():
         for key, parameter in model.named_parameters():

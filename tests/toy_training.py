@@ -31,9 +31,9 @@ class ToyJob:
         ]
 
 
-def make_toy_job(directory: Path, *, num_queries: int = 6, num_documents: int = 8, seed: int = 0) -> ToyJob:
+def make_toy_job(directory: Path, *, num_queries: int = 6, num_documents: int = 8, seed: int = 0, family: str = "qwen3") -> ToyJob:
     """Write everything; documents of grade g repeat g of the query's words, so there is something to learn."""
-    model = make_tiny_model(directory / "model", "qwen3", seed=seed)
+    model = make_tiny_model(directory / "model", family, seed=seed)
     heads = HeadSet(HEADS, "headrank", str(model), SIZES["num_hidden_layers"], SIZES["num_attention_heads"])
     heads.save(directory / "heads.json")
     for name, first, count in (("train", 0, num_queries), ("valid", num_queries, 3)):

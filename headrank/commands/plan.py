@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from megatron_patches.planner.limits import Limit
     from megatron_patches.planner.plan import Plan
 
-MODELS = "Qwen3-0.6B, -1.7B, -4B, -8B, -14B, -32B, embedded, or a Hugging Face directory"
+MODELS = "Qwen3-0.6B, -1.7B, -4B, -8B, -14B, -32B, Qwen3-30B-A3B, embedded, or a Hugging Face directory"
 PAPER_BATCH = 32
 COLUMNS = {"ours": "ours", "literal": "the paper's text"}
 # field of a GPU -> option (planner_gpus.flag_of), unit, its size, what it is
@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     job = parser.add_argument_group("job")
     job.add_argument("--model", metavar="M", required=True, help=MODELS)
     _add_count(job, "--tensor-model-parallel-size", None, "default: the smallest that fits")
+    _add_count(job, "--expert-model-parallel-size", 1, "ranks that share the experts of a layer (default 1)")
     _add_count(job, "--nodes", 1, "default 1")
     _add_count(job, "--gpus-per-node", 8, "default 8")
     _add_count(job, "--micro-batch-size", 1, "contexts per forward pass (default 1)")
@@ -172,6 +173,7 @@ def _job(args: argparse.Namespace) -> Job:
         is_recomputed=args.recompute_granularity == "full",
         is_sequence_parallel=args.sequence_parallel,
         lora_rank=args.lora_rank or 0,
+        expert_parallel=args.expert_model_parallel_size,
     )
     if not job.is_late and job.sequence_tokens > shape.max_positions:
         raise InputError(

@@ -30,6 +30,7 @@ from megatron_patches.lora import adapter_name, adapter_parameter
 from megatron_patches.shape import ModelShape
 
 _STACKED = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+_EXPERT = re.compile(r"(decoder\.layers\.\d+\.mlp\.experts)\.(\d+)\.(.+)")  # on disk all experts of a layer are one tensor
 
 
 def import_hf(hf_directory: str | Path, root: str | Path, *, adapter: PeftAdapter | None = None, report: Any = iter) -> Path:
@@ -52,10 +53,12 @@ def import_hf(hf_directory: str | Path, root: str | Path, *, adapter: PeftAdapte
             tensor = read_shard(reader, name, shape)
             # gate and up are saved as two shards of one tensor, as Megatron does, so that TP can cut each of them
             pieces = [piece.clone() for piece in tensor.chunk(2)] if row.join == "stack" else [tensor]
+            key, first, axes = _place_on_disk(name, shape)
             for index, piece in enumerate(pieces):
-                offset = [(0, index, len(pieces))] if len(pieces) > 1 else []
-                entry = ShardedTensor.from_rank_offsets(name, piece, *offset, allow_shape_mismatch=row.is_vocabulary)
-                state[f"{name}/{index}"] = entry
+                offsets = [*first, *([(axes, index, len(pieces))] if len(pieces) > 1 else [])]
+                state[f"{name}/{index}"] = ShardedTensor.from_rank_offsets(
+                    key, piece, *offsets, prepend_axis_num=axes, allow_shape_mismatch=row.is_vocabulary
+                )
     settings = None
     if adapter is not None:
         settings = adapter.settings()
@@ -65,6 +68,14 @@ def import_hf(hf_directory: str | Path, root: str | Path, *, adapter: PeftAdapte
         return write_checkpoint(root, "release", {"model": state}, description(shape, last_layer=None, lora=settings))
     except WRITE_ERRORS as error:
         raise InputError(f"`output` {root}: cannot be written ({write_failure(error)}); make room or choose another directory") from error
+
+
+def _place_on_disk(name: str, shape: ModelShape) -> tuple[str, list[tuple[int, int, int]], int]:
+    """The key of a tensor, and for an expert its place along an axis in front of its own."""
+    match = _EXPERT.fullmatch(name)
+    if match is None:
+        return name, [], 0
+    return f"{match.group(1)}.experts.{match.group(3)}", [(0, int(match.group(2)), shape.experts)], 1
 
 
 def adapter_tensors(adapter: PeftAdapter, shape: ModelShape) -> dict[str, torch.Tensor]:
@@ -135,6 +146,9 @@ class CheckpointTensors:
         """The stored key and, in a stacked checkpoint, the layer."""
         if name in self._stored:
             return name, None
+        expert = _EXPERT.fullmatch(name)
+        if expert and (together := f"{expert.group(1)}.experts.{expert.group(3)}") in self._stored:
+            return together, int(expert.group(2))
         match = _STACKED.fullmatch(name)
         key = f"decoder.layers.{match.group(2)}" if match else name
         if match and key in self._stored and int(match.group(1)) < self._stored[key].size[0]:

@@ -250,9 +250,12 @@ def _check_fits(directory: Path, about: Mapping[str, Any] | None, model: HeadRan
     """Compare the sizes and the cut with the model's; a checkpoint of stock Megatron says nothing and is checked by shapes only."""
     if about is None:
         return
+    saved = {field.name: field.default for field in dataclasses.fields(ModelShape)} | about[
+        "shape"
+    ]  # older ones do not say that they have none
     for name, wanted in dataclasses.asdict(model.shape).items():
-        if name != "max_positions" and about["shape"].get(name) != wanted:
-            raise InputError(f"{directory}: was saved from another model: {name} is {about['shape'].get(name)!r} there, {wanted!r} here")
+        if name != "max_positions" and saved[name] != wanted:
+            raise InputError(f"{directory}: was saved from another model: {name} is {saved[name]!r} there, {wanted!r} here")
     last_layer = model.config.num_layers - 1 if model.is_truncated else None
     if about["last_layer"] is not None and about["last_layer"] != last_layer:
         needed = "--headrank-full-depth needs all" if last_layer is None else f"these heads need 0-{last_layer}"

@@ -171,6 +171,12 @@ class RunCheckpoints:
         # a fresh optimizer fits any of these settings
         if not self.config.load_optimizer:
             return
+        before, now = saved.get("expert_parallel", 1), current["expert_parallel"]
+        if (before > 1) != (now > 1):  # Megatron then keeps the experts' state apart, or does not
+            raise InputError(
+                f"{self.source}: was trained at --expert-model-parallel-size {before}, its optimizer's state fits none of {now}; "
+                f"give {before}, or go on with a fresh optimizer: --no-load-optim"
+            )
         for name, flag in OPTIMIZER_FLAGS.items():
             if saved.get(name, current[name]) != current[name]:
                 raise InputError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -46,6 +46,12 @@ LAYER_TABLE: dict[str, Mapping] = {
     "mlp.linear_fc1.weight": Mapping(("mlp.gate_proj.weight", "mlp.up_proj.weight"), 0, "stack"),
     "mlp.linear_fc2.weight": Mapping(("mlp.down_proj.weight",), 1),
 }
+# a layer with experts has these instead of the MLP; its norm stands alone, and every expert has a row of its own
+EXPERTS_TABLE: dict[str, Mapping] = {
+    "pre_mlp_layernorm.weight": Mapping(("post_attention_layernorm.weight",), None),
+    "mlp.router.weight": Mapping(("mlp.gate.weight",), None),
+}
+_EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(linear_fc[12])\.weight")
 MODEL_TABLE: dict[str, Mapping] = {
     "embedding.word_embeddings.weight": Mapping(("model.embed_tokens.weight",), 0, is_vocabulary=True),
     "decoder.final_layernorm.weight": Mapping(("model.norm.weight",), None),
@@ -59,6 +65,9 @@ _ALIASES = {
 }
 
 
+_LOCAL_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(?:local_experts\.(\d+)\.(linear_fc[12])\.weight|(linear_fc[12])\.weight(\d+))")
+
+
 def mapping_of(name: str) -> Mapping:
     """The table's row for a Megatron parameter in either spelling, its sources with full Hugging Face names."""
     match = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name)
@@ -66,7 +75,7 @@ def mapping_of(name: str) -> Mapping:
         row = MODEL_TABLE.get(name)
     else:
         layer, rest = match.groups()
-        row = LAYER_TABLE.get(_ALIASES.get(rest, rest))
+        row = EXPERTS_TABLE.get(rest) or LAYER_TABLE.get(_ALIASES.get(rest, rest)) or _expert_row(rest)
         if row is not None:
             sources = tuple(f"model.layers.{layer}.{source}" for source in row.sources)
             row = Mapping(sources, row.axis, row.join, row.is_vocabulary)
@@ -75,10 +84,21 @@ def mapping_of(name: str) -> Mapping:
     return row
 
 
+def _expert_row(rest: str) -> Mapping | None:
+    """Expert by expert, by its number in the whole model: mlp.experts.17.linear_fc1.weight."""
+    match = _EXPERT.fullmatch(rest)
+    if match is None:
+        return None
+    names = ("gate_proj", "up_proj") if match.group(2) == "linear_fc1" else ("down_proj",)
+    sources = tuple(f"mlp.experts.{match.group(1)}.{name}.weight" for name in names)
+    return Mapping(sources, 0, "stack") if len(sources) > 1 else Mapping(sources, 1)
+
+
 def source_shape(shape: ModelShape, source: str) -> tuple[int, ...]:
     """The shape a Hugging Face tensor of this model must have."""
     query, key = shape.heads * shape.head_dim, shape.groups * shape.head_dim
-    rows = {"q_proj": query, "k_proj": key, "v_proj": key, "gate_proj": shape.ffn, "up_proj": shape.ffn}
+    width = shape.expert_ffn if ".experts." in source else shape.ffn
+    rows = {"q_proj": query, "k_proj": key, "v_proj": key, "gate_proj": width, "up_proj": width, "gate": shape.experts}
     module, kind = source.split(".")[-2:]
     if module in ("embed_tokens", "lm_head"):
         return (shape.vocab, shape.hidden)
@@ -89,7 +109,7 @@ def source_shape(shape: ModelShape, source: str) -> tuple[int, ...]:
     if module == "o_proj":
         return (shape.hidden, query)
     if module == "down_proj":
-        return (shape.hidden, shape.ffn)
+        return (shape.hidden, width)
     return (shape.hidden,)
 
 
@@ -97,7 +117,7 @@ def megatron_names(shape: ModelShape) -> Iterator[str]:
     """Every tensor of the full-depth model by its name on disk, in the order of the forward pass."""
     yield "embedding.word_embeddings.weight"
     for layer in range(shape.layers):
-        for name in LAYER_TABLE:
+        for name in _names_in_layer(shape):
             is_absent = (
                 ".linear_qk." in name
                 or (not shape.has_qk_norm and name.endswith(("q_layernorm.weight", "k_layernorm.weight")))
@@ -108,6 +128,14 @@ def megatron_names(shape: ModelShape) -> Iterator[str]:
     yield "decoder.final_layernorm.weight"
     if not shape.is_tied:
         yield "output_layer.weight"
+
+
+def _names_in_layer(shape: ModelShape) -> list[str]:
+    if not shape.experts:
+        return list(LAYER_TABLE)
+    attention = [name for name in LAYER_TABLE if not name.startswith("mlp.")]
+    experts = [f"mlp.experts.{expert}.{linear}.weight" for expert in range(shape.experts) for linear in ("linear_fc1", "linear_fc2")]
+    return [*attention, *EXPERTS_TABLE, *experts]
 
 
 def read_shard(
@@ -172,12 +200,25 @@ def load_hf_weights(model: torch.nn.Module, hf_directory: str) -> None:
                 continue
             if adapter_parameter(name) is not None:
                 continue
-            source = name
+            source = _with_global_expert(name, bare)
             if name == "output_layer.weight" and "lm_head.weight" not in reader and bare.shape.is_tied:
                 source = "embedding.word_embeddings.weight"
-            value = read_shard(reader, source, bare.shape, bare.tp_group.rank(), bare.tp_group.size(), bare.padded_vocab_size)
+            whole = source != name  # experts are given out whole
+            rank, size = (0, 1) if whole and ".experts." in name else (bare.tp_group.rank(), bare.tp_group.size())
+            value = read_shard(reader, source, bare.shape, rank, size, bare.padded_vocab_size)
             assert value.shape == parameter.shape, f"{name}: {tuple(value.shape)} does not fit {tuple(parameter.shape)}"
             parameter.copy_(value)
+
+
+def _with_global_expert(name: str, model: Any) -> str:
+    """An expert's parameter by its number in the whole model; Megatron counts those of this rank, one by one or grouped."""
+    match = _LOCAL_EXPERT.fullmatch(name)
+    if match is None:
+        return name
+    before, alone, linear, grouped_linear, grouped = match.groups()
+    per_rank = model.shape.experts // model.pg_collection.ep.size()
+    number = model.pg_collection.ep.rank() * per_rank + int(alone or grouped)
+    return f"{before}.{number}.{linear or grouped_linear}.weight"
 
 
 def _check_shape(reader: SafetensorsReader, source: str, expected: tuple[int, ...]) -> None:

@@ -67,12 +67,13 @@ def flag_of(field: str) -> str:
 def wire_bytes(collective: str, message_bytes: float, group_size: int) -> float:
     """Bytes each rank must send for one collective of a tensor of ``message_bytes`` (bandwidth-optimal ring).
 
-    The message is the whole tensor: the input of all-reduce and reduce-scatter, the output of all-gather.
+    The message is the whole tensor: the input of all-reduce, reduce-scatter and all-to-all, the output of all-gather.
     """
     if group_size <= 1:
         return 0.0
     share = (group_size - 1) / group_size
-    return message_bytes * (2 * share if collective == "all-reduce" else share if collective in ("all-gather", "reduce-scatter") else 1.0)
+    is_shared = collective in ("all-gather", "reduce-scatter", "all-to-all")
+    return message_bytes * (2 * share if collective == "all-reduce" else share if is_shared else 1.0)
 
 
 def is_inside_node(ranks: tuple[int, ...], gpus_per_node: int) -> bool:

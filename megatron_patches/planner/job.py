@@ -10,7 +10,7 @@ import numpy as np
 from headrank.method.heads import HeadSet
 from megatron_patches.shape import ModelShape, check_tensor_parallel_size, valid_tensor_parallel_sizes
 from megatron_patches.training.arguments import parse_arguments
-from megatron_patches.training.config import TrainingConfig, config_from
+from megatron_patches.training.config import TrainingConfig, check_experts, config_from
 
 # Prompt text around the documents, in Qwen3 tokens, measured on the training collections: chat opening, "[i] " and line
 # breaks of each document, instruction + query + chat suffix, instruction + "N/A" + chat suffix, and the rows of I_q in both.
@@ -49,6 +49,7 @@ class Job:
     is_sequence_parallel: bool = False
     has_distributed_optimizer: bool = True
     has_gpu_kernels: bool = True
+    expert_parallel: int = 1
     lacks: tuple[str, ...] = ()  # of LACKS: kernels of a GPU to plan without, to see what they save
     recompute_modules: tuple[str, ...] = ()
     is_full_depth: bool = False
@@ -97,6 +98,7 @@ class Job:
         """The flags of pretrain_headrank.py that shape the job."""
         flags = {
             "--tensor-model-parallel-size": self.tensor_parallel,
+            "--expert-model-parallel-size": self.expert_parallel,
             "--micro-batch-size": self.micro_batch_size,
             "--global-batch-size": self.global_batch_size,
             "--headrank-pairs-per-context": self.pairs_per_context,
@@ -123,7 +125,9 @@ class Job:
     def config(self) -> TrainingConfig:
         """The job through the real parser and its checks."""
         check_tensor_parallel_size(self.shape, self.tensor_parallel)
-        return config_from(parse_arguments(self.arguments()), self.world_size)
+        config = config_from(parse_arguments(self.arguments()), self.world_size)
+        check_experts(self.shape, config)
+        return config
 
     @property
     def fullest_rank(self) -> int:

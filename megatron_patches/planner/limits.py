@@ -85,7 +85,7 @@ def context_limit(plan: Plan) -> Limit:
 
 def model_limit(plan: Plan) -> Limit:
     """The largest Qwen3 that fits this layout, and what is too large in the next one. The largest is tried first: it may fit."""
-    names = [name for name, shape in KNOWN_MODELS.items() if shape.family == "qwen3"]
+    names = [name for name, shape in KNOWN_MODELS.items() if shape.family == plan.job.shape.family]
     larger = [name for name in names if count_parameters(KNOWN_MODELS[name]) > count_parameters(plan.job.shape)]
     reason = "nothing breaks up to the largest model known here"
     for name in reversed(larger):

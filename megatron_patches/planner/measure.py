@@ -61,7 +61,14 @@ def measure(job: Job, recipe: str = "ours") -> Measurement:
     """Build the job on its fullest rank and run one step of one micro-batch; nothing is allocated."""
     assert recipe in RECIPES, recipe
     config = job.config()
-    with fake_world(job.world_size, job.tensor_parallel, job.fullest_rank, has_gpu_kernels=job.has_gpu_kernels, lacks=job.lacks) as meter:
+    with fake_world(
+        job.world_size,
+        job.tensor_parallel,
+        job.fullest_rank,
+        expert_parallel=job.expert_parallel,
+        has_gpu_kernels=job.has_gpu_kernels,
+        lacks=job.lacks,
+    ) as meter:
         policy = build_policy(config, job.shape, job.heads) if recipe == "ours" else build_full_model(config, job.shape)
         before_reference = meter.live_bytes
         reference = build_full_model(config, job.shape).requires_grad_(False) if recipe == "literal" else None

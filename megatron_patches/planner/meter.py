@@ -28,6 +28,7 @@ COLLECTIVES: Mapping[str, tuple[str, int, int]] = {
     "c10d.reduce_": ("reduce", 0, 1),
     "c10d.allgather_": ("all-gather", 0, 2),
     "c10d._allgather_base_": ("all-gather", 0, 2),
+    "c10d.alltoall_base_": ("all-to-all", 1, 2),
     "c10d._reduce_scatter_base_": ("reduce-scatter", 1, 2),
     "c10d.reduce_scatter_": ("reduce-scatter", 1, 2),
     "c10d.allgather_into_tensor_coalesced_": ("all-gather", 0, 2),

@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 from megatron.core.parallel_state import generate_masked_orthogonal_rank_groups as _generate_rank_groups
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
@@ -24,13 +25,20 @@ from torch.utils._pytree import tree_map_only
 from headrank.method import attention
 from headrank.method.flexible_attention import FlexibleMask
 from megatron_patches import device
+from megatron_patches.planner.balanced_experts import balanced_experts
 from megatron_patches.planner.meter import StepMeter
 from megatron_patches.planner.tiled_attention import attend_to_tiles
 
 
 @contextlib.contextmanager
 def fake_world(
-    world_size: int, tensor_model_parallel_size: int, rank: int = 0, *, has_gpu_kernels: bool = True, lacks: Sequence[str] = ()
+    world_size: int,
+    tensor_model_parallel_size: int,
+    rank: int = 0,
+    *,
+    expert_parallel: int = 1,
+    has_gpu_kernels: bool = True,
+    lacks: Sequence[str] = (),
 ) -> Iterator[StepMeter]:
     """Become rank ``rank`` of a fake world, with every operator metered. Leaves no process group behind.
 
@@ -57,7 +65,12 @@ def fake_world(
                 stack.enter_context(mock.patch.object(attention, "_attend_few", _attend_few_by_the_masked_kernel))
             stack.enter_context(mock.patch.object(FlexibleMask, "attend", attend_to_tiles))
         stack.enter_context(_NumbersFromFakes())
-        parallel_state.initialize_model_parallel(tensor_model_parallel_size=tensor_model_parallel_size)
+        stack.enter_context(mock.patch.object(MoELayer, "forward", balanced_experts))
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=tensor_model_parallel_size,
+            expert_model_parallel_size=expert_parallel,
+            expert_tensor_parallel_size=1 if expert_parallel > 1 else None,
+        )
         tensor_parallel.model_parallel_cuda_manual_seed(1234, force_reset_rng=True)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         yield stack.enter_context(StepMeter())

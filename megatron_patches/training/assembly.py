@@ -79,6 +79,7 @@ def layer_settings(config: TrainingConfig) -> dict[str, Any]:
         "recompute_first_layers": config.recompute_first_layers,
         "recompute_modules": config.recompute_modules,
         "sequence_parallel": config.sequence_parallel,
+        **({"moe_grouped_gemm": True} if config.moe_grouped_gemm else {}),
     }
 
 
@@ -189,7 +190,10 @@ def count_parameters(shape: ModelShape, last_layer: int | None = None) -> int:
     query, key = shape.heads * shape.head_dim, shape.groups * shape.head_dim
     norms = 2 * shape.head_dim if shape.has_qk_norm else 0
     reading = shape.hidden * (query + key) + norms + shape.hidden + ((query + key) if shape.has_qkv_bias else 0)
-    rest = shape.hidden * key + query * shape.hidden + 3 * shape.hidden * shape.ffn + shape.hidden + (key if shape.has_qkv_bias else 0)
+    mlp = 3 * shape.hidden * shape.ffn
+    if shape.experts:
+        mlp = shape.experts * (3 * shape.hidden * shape.expert_ffn + shape.hidden)  # and a row of the router each
+    rest = shape.hidden * key + query * shape.hidden + mlp + shape.hidden + (key if shape.has_qkv_bias else 0)
     embedding = shape.vocab * shape.hidden
     if last_layer is not None:
         return embedding + last_layer * (reading + rest) + reading
@@ -201,6 +205,8 @@ def step_flops(shape: ModelShape, last_layer: int, num_tokens: int, sequence_len
     """Model FLOPs of forward and backward over some tokens: 6 a weight and token, causal attention counted at half."""
     # without the embedding: looking a row up is no product
     matrices = count_parameters(shape, last_layer) - shape.vocab * shape.hidden
+    idle = shape.experts - shape.experts_per_token  # experts that a token does not visit
+    matrices -= last_layer * idle * 3 * shape.hidden * shape.expert_ffn
     attention = last_layer * shape.heads * shape.head_dim * sequence_length
     return 6.0 * num_tokens * (matrices + attention)
 

@@ -61,6 +61,7 @@ class TrainingConfig:
     with_retriever_order: bool
     seed: int
     tensor_parallel: int
+    expert_parallel: int
     data_parallel: int
     micro_batch_size: int
     global_batch_size: int
@@ -79,6 +80,7 @@ class TrainingConfig:
     recompute_first_layers: int | None
     recompute_modules: tuple[str, ...]
     transformer_impl: str | None
+    moe_grouped_gemm: bool
     attention_backend: str
     rope_fusion: bool
     gradient_accumulation_fusion: bool
@@ -158,6 +160,11 @@ def config_from(args: argparse.Namespace, world_size: int) -> TrainingConfig:
             f"--tensor-model-parallel-size {tensor_parallel} does not divide the {world_size} processes; "
             "change it or torchrun's --nproc-per-node"
         )
+    if world_size % args.expert_model_parallel_size:
+        raise InputError(
+            f"--expert-model-parallel-size {args.expert_model_parallel_size} does not divide the {world_size} processes; "
+            "change it or torchrun's --nproc-per-node"
+        )
     data_parallel = world_size // tensor_parallel
     global_batch = args.global_batch_size or args.micro_batch_size * data_parallel
     if global_batch % (args.micro_batch_size * data_parallel):
@@ -180,6 +187,7 @@ def config_from(args: argparse.Namespace, world_size: int) -> TrainingConfig:
         "permutations": args.headrank_permutations,
         "with_retriever_order": args.headrank_with_retriever_order,
         "tensor_parallel": tensor_parallel,
+        "expert_parallel": args.expert_model_parallel_size,
         "data_parallel": data_parallel,
         "global_batch_size": global_batch,
         "epochs": args.headrank_epochs,
@@ -261,6 +269,7 @@ def check_heads(heads: HeadSet, shape: ModelShape, config: TrainingConfig) -> No
         )
     heads.check_fits(shape.layers, shape.heads, config.model)
     check_tensor_parallel_size(shape, config.tensor_parallel)
+    check_experts(shape, config)
     if config.tp_comm_overlap and heads.prompt.document_layout != "sequential":  # elsewhere --seq-length does not bound a batch
         raise InputError(
             f"--tp-comm-overlap needs batches of one length, which the {heads.prompt.document_layout} layout has not; remove it"
@@ -280,6 +289,20 @@ def check_heads(heads: HeadSet, shape: ModelShape, config: TrainingConfig) -> No
     ):
         if is_given:
             raise InputError(f"{flag} belongs to the late layout, but the prompt of {config.heads} is {heads.prompt.document_layout}")
+
+
+def check_experts(shape: ModelShape, config: TrainingConfig) -> None:
+    """What a mixture of experts asks for, and what is there for it alone."""
+    if not shape.experts:
+        if config.expert_parallel != 1:
+            raise InputError(f"--expert-model-parallel-size {config.expert_parallel}: {config.model} has no experts; remove it")
+        return
+    if shape.experts % config.expert_parallel:
+        raise InputError(f"--expert-model-parallel-size {config.expert_parallel} does not divide the {shape.experts} experts of a layer")
+    if config.tensor_parallel > 1 and not config.sequence_parallel:
+        raise InputError("a model with experts at --tensor-model-parallel-size above 1 needs --sequence-parallel; add it")
+    if config.lora is not None:
+        raise InputError("--headrank-lora-rank: adapters of models with experts are not supported; train all weights")
 
 
 def with_readout(config: TrainingConfig, heads: HeadSet) -> TrainingConfig:

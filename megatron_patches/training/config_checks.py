@@ -26,8 +26,9 @@ _RANGES: list[tuple[Callable[[float], bool], str, tuple[str, ...]]] = [
     (lambda value: value > 0, "must be above 0", (
         "train_iters", "train_samples", "save_interval", "eval_interval", "eval_iters", "exit_interval",
         "exit_duration_in_mins", "log_interval", "tensorboard_log_interval", "seq_length", "micro_batch_size",
-        "global_batch_size", "tensor_model_parallel_size", "lr", "lr_decay_iters", "adam_eps", "recompute_num_layers",
-        "headrank_pairs_per_context", "headrank_stop_after", "headrank_max_nan_steps", "headrank_temperature", "headrank_score_scale",
+        "global_batch_size", "tensor_model_parallel_size", "expert_model_parallel_size",
+        "lr", "lr_decay_iters", "adam_eps", "recompute_num_layers", "headrank_pairs_per_context",
+        "headrank_stop_after", "headrank_max_nan_steps", "headrank_temperature", "headrank_score_scale",
         "headrank_readout_lr", "headrank_teacher_temperature", "headrank_lora_alpha")),
     (lambda value: value >= 0, "must not be below 0", (
         "seed", "min_lr", "lr_warmup_iters", "lr_warmup_init", "weight_decay", "clip_grad", "num_workers",
@@ -148,6 +149,7 @@ def check_machine(args: argparse.Namespace, *, has_cuda: bool, has_transformer_e
         (args.transformer_impl == "transformer_engine" and not has_transformer_engine, ("--transformer-impl transformer_engine: "
          "Transformer Engine cannot be used here (it needs a GPU and headrank[gpu]); use local or remove the flag")),
         (args.tp_comm_overlap and not has_engine, "--tp-comm-overlap needs Transformer Engine's layers; remove it"),
+        (args.moe_grouped_gemm and not has_engine, "--moe-grouped-gemm needs Transformer Engine's layers; remove it"),
         (args.fp8_format is not None and not has_engine, f"--fp8-format {args.fp8_format} needs Transformer Engine's layers; remove it"),
         (args.profile and not args.use_pytorch_profiler and not has_cuda, "--profile is for nsys, which looks at GPUs; add "
          "--use-pytorch-profiler"),

@@ -14,6 +14,9 @@ MEGATRON_FLAGS: dict[str, list[Flag]] = {
     "distributed": [
         value("--tensor-model-parallel-size", int, 1, "Ranks that share each layer; it must divide the model's key-value groups."),
         value("--pipeline-model-parallel-size", int, 1, "Only 1: every core head's layer must see the same loss."),
+        value(
+            "--expert-model-parallel-size", int, 1, "Ranks that share the experts of each layer, whole ones each; of models with experts."
+        ),
         value("--context-parallel-size", int, 1, "Only 1: the rows of I_q need the whole sequence on one rank."),
         switch(
             "--sequence-parallel", "Split norms and what lies between layers over the sequence; without effect at tensor parallelism 1."
@@ -98,6 +101,7 @@ MEGATRON_FLAGS: dict[str, list[Flag]] = {
             "Transformer Engine's layers.",
             choices=list(ATTENTION_BACKENDS),
         ),
+        switch("--moe-grouped-gemm", "Multiply all experts of a rank together; needs Transformer Engine."),
         switch("--no-rope-fusion", "Do not use Transformer Engine's rotary kernel (it is used at --micro-batch-size 1)."),
         switch("--no-gradient-accumulation-fusion", "Do not add gradients of weights to the float32 buffers inside the product."),
         switch("--deterministic-mode", "Only kernels that give the same bits every time; slower."),

@@ -43,6 +43,7 @@ def check_megatron_trainer(config: TrainingConfig) -> None:
         ("--exit-interval", config.exit_interval is not None and config.save is None),
         ("--finetune", config.finetune),
         ("--profile", config.profile),
+        ("--expert-model-parallel-size", config.expert_parallel > 1),
     ):
         if is_given:
             raise InputError(f"{flag} is our loop's; with --headrank-trainer megatron give Megatron's own in --headrank-megatron-flags")
