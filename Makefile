@@ -111,7 +111,7 @@ define make_environment
 	done; \
 	if [ -z "$$chosen" ]; then \
 		printf '%s' 'headrank needs Python 3.10, 3.11 or 3.12; $(or $(PYTHON),python3 on PATH) is ' >&2; \
-		echo '$(shell $(or $(PYTHON),python3) --version 2>&1 | head -1): install one of them or give PYTHON=/path/to/python' >&2; \
+		echo '$(shell $(or $(PYTHON),python3) --version 2>&1 | head -1): install one or give PYTHON=/path/to/python' >&2; \
 		exit 2; \
 	fi; \
 	"$$chosen" -m venv '$(VENV)'

@@ -1,9 +1,11 @@
 """Preference training of core attention heads on Megatron-Core: parse, build, train.
 
     torchrun --nproc-per-node 8 pretrain_headrank.py --tensor-model-parallel-size 4 --headrank-model Qwen3-0.6B \\
-        --headrank-heads heads.json --train-data-path train --global-batch-size 32 --lr 1e-5 --clip-grad 5.0 --bf16 --save run
+        --headrank-heads heads.json --train-data-path train --global-batch-size 32 --lr 1e-5 \\
+        --clip-grad 5.0 --bf16 --save run
 
-Started again with the same arguments it goes on from the last good checkpoint in --save. Plain ``python`` is a world of one.
+Started again with the same arguments it goes on from the last good checkpoint in --save. Plain ``python`` is a world of
+one.
 """
 
 from __future__ import annotations

@@ -8,9 +8,12 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent
-VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "headrank" / "__init__.py").read_text(encoding="utf-8"), re.MULTILINE).group(1)
+VERSION = re.search(
+    r'^__version__ = "(.+)"$', (ROOT / "headrank" / "__init__.py").read_text(encoding="utf-8"), re.MULTILINE
+).group(1)
 
-# What reranking, retrieval, head selection, evaluation and the embedded model need. Versions that CI tests: constraints.txt.
+# What reranking, retrieval, head selection, evaluation and the embedded model need. Versions that CI tests:
+# constraints.txt.
 CORE = [
     "torch>=2.6",
     "transformers>=5.0",
@@ -33,23 +36,33 @@ CORE = [
     "accelerate",
 ]
 # Megatron-Core writes checkpoints with psutil and does not declare it: without it the writers die and the save hangs.
-# From 0.18 on, which want Python 3.12, it imports triton at once: a torch for GPUs brings it, one for CPUs does not. The range is
+# From 0.18 on, which want Python 3.12, it imports triton at once: a torch for GPUs brings it, one for CPUs does not.
+# The range is
 # megatron_patches.versions.TESTED's.
-TRAIN = ["megatron-core>=0.16.1,<0.20", "triton; python_version >= '3.12' and sys_platform == 'linux'", "psutil", "tensorboard"]
-# Transformer Engine as megatron-core 0.16.1 asks for it (later releases name no version); plain "transformer-engine" breaks "import
+TRAIN = [
+    "megatron-core>=0.16.1,<0.20",
+    "triton; python_version >= '3.12' and sys_platform == 'linux'",
+    "psutil",
+    "tensorboard",
+]
+# Transformer Engine as megatron-core 0.16.1 asks for it (later releases name no version); plain "transformer-engine"
+# breaks "import
 # megatron.core". It is built against the torch that is there, so pip needs --no-build-isolation (docs/reproduction.md).
 GPU = ["transformer-engine[pytorch]>=2.9,<2.12"]
 LUCENE = ["pyserini>=1.0"]  # needs Java 21
 DATASETS = ["ir_datasets>=0.5"]  # headrank benchmark prepare NAME --from ir_datasets
 TEACHER = ["sentence-transformers>=5.0", "onnxruntime"]  # headrank label: cross-encoders as teachers
-COLBERT = ["sentence-transformers>=6.0"]  # headrank benchmark prepare hotpotqa --colbert: reads ColBERTv2's own checkpoint
+# headrank benchmark prepare hotpotqa --colbert: reads ColBERTv2's own checkpoint
+COLBERT = ["sentence-transformers>=6.0"]
 SERVE = ["fastapi", "uvicorn"]  # headrank serve
 SERVER = [*SERVE, "openai"]  # what 'transformers serve' needs: the tests talk to a real OpenAI-compatible server
 RAY = ["ray[data]>=2.40"]  # headrank rerank --ray, headrank index --ray
-INTEGRATIONS = ["langchain-core", "llama-index-core", "haystack-ai", "rerankers"]  # what headrank/integrations adapts to, for its tests
+# what headrank/integrations adapts to, for its tests
+INTEGRATIONS = ["langchain-core", "llama-index-core", "haystack-ai", "rerankers"]
 # What headrank/integrations adapts to besides, for 'make test-integrations': too heavy for every test run.
 HEAVY_INTEGRATIONS = ["mteb>=2.0", "beir>=2.0", "python-terrier>=1.0", "ranx>=0.3", *RAY]
-# Clients of 'headrank serve' and a fuzzer, for its tests; pinned for Python 3.11 and later only: on 3.10 these tests are skipped.
+# Clients of 'headrank serve' and a fuzzer, for its tests; pinned for Python 3.11 and later only: on 3.10 these tests
+# are skipped.
 CLIENTS = [
     f"{name}; python_version >= '3.11'"
     for name in (
@@ -73,7 +86,9 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10,<3.13",
-    packages=find_packages(include=["headrank", "headrank.*", "data_tools", "data_tools.*", "megatron_patches", "megatron_patches.*"]),
+    packages=find_packages(
+        include=["headrank", "headrank.*", "data_tools", "data_tools.*", "megatron_patches", "megatron_patches.*"]
+    ),
     package_data={
         "headrank": ["**/*.json", "**/*.html", "**/*.css", "**/*.js", "reranking/embedded/adapter/*"],
         "data_tools": ["**/*.json"],

@@ -1,16 +1,19 @@
-"""Which int8 on this processor: `python -m benchmarks.int8_ways`. What docs/decisions.md says about torchao and OpenVINO comes from here.
+"""Which int8 on this processor: `python -m benchmarks.int8_ways`. What docs/decisions.md says about torchao and
+OpenVINO comes from here.
 
-Layers of the embedded model's shape (norm, attention, SwiGLU; its own weights), fed with a query's tokens and with a batch of
-passages, in several ways that take turns in one process:
+Layers of the embedded model's shape (norm, attention, SwiGLU; its own weights), fed with a query's tokens and with a
+batch of passages, in several ways that take turns in one process:
 
   float32, bfloat16   plain torch
   packed              bfloat16 with weights packed for oneDNN (headrank/reranking/joined.py)
   ours                int8 weights, a scale for each token, oneDNN's integer products (headrank/reranking/int8.py)
   torchao             Int8DynamicActivationInt8Weight, as it comes and under torch.compile
-  openvino            the same module converted; weights in int8 (nncf), activations quantised by the plugin as it does by default
+  openvino            the same module converted; weights in int8 (nncf), activations quantised by the plugin as it
+                      does by default
 
-Ways whose package is missing are left out and named: pip install torchao openvino nncf. CPU seconds of one call, the median of the
-rounds; beside them the error of the hidden states against float32, the seconds until the first call is done, and the memory it took.
+Ways whose package is missing are left out and named: pip install torchao openvino nncf. CPU seconds of one call, the
+median of the rounds; beside them the error of the hidden states against float32, the seconds until the first call is
+done, and the memory it took.
 """
 
 from __future__ import annotations
@@ -111,7 +114,9 @@ def ways(num_layers: int, threads: int) -> dict[str, Callable[[], Work]]:
     }
 
 
-def build(builders: dict[str, Callable[[], Work]], chosen: list[str], inputs: dict[str, Any]) -> tuple[dict[str, Work], dict[str, Any]]:
+def build(
+    builders: dict[str, Callable[[], Work]], chosen: list[str], inputs: dict[str, Any]
+) -> tuple[dict[str, Work], dict[str, Any]]:
     """The ways that this environment has, and what starting each took."""
     made: dict[str, Work] = {}
     starts: dict[str, Any] = {}
@@ -164,17 +169,23 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(args.threads)
     generator = torch.Generator().manual_seed(0)
     inputs = {
-        name: (torch.randint(0, 40000, shape, generator=generator), torch.arange(shape[1]).expand(shape)) for name, shape in SHAPES.items()
+        name: (torch.randint(0, 40000, shape, generator=generator), torch.arange(shape[1]).expand(shape))
+        for name, shape in SHAPES.items()
     }
     builders = ways(args.layers, args.threads)
     made, starts = build(builders, ["float32", *(name for name in args.ways or builders if name != "float32")], inputs)
     found = measure(made, inputs, args.rounds)
     for name in made:
         parts = [f"{shape} {rows[name]['ms']:.1f} ms, error {rows[name]['error']:.4f}" for shape, rows in found.items()]
-        print(f"{name:<17} " + "; ".join(parts) + f"; begins in {starts[name]['seconds']:.1f} s, {starts[name]['megabytes']:.0f} MB")
+        print(
+            f"{name:<17} "
+            + "; ".join(parts)
+            + f"; begins in {starts[name]['seconds']:.1f} s, {starts[name]['megabytes']:.0f} MB"
+        )
     if args.json:
         args.json.write_text(
-            json.dumps({"layers": args.layers, "threads": args.threads, "starts": starts, "times": found}, indent=1) + "\n"
+            json.dumps({"layers": args.layers, "threads": args.threads, "starts": starts, "times": found}, indent=1)
+            + "\n"
         )
     return 0
 

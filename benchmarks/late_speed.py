@@ -1,13 +1,15 @@
 """The late layout from cold, in every number format: `python -m benchmarks.late_speed`.
 
-The embedded model with one of its readouts, lists of passages of 100 tokens, nothing remembered from list to list: every passage is
-computed for every query. Contenders, interleaved round by round in one process, a process for each number of threads:
+The embedded model with one of its readouts, lists of passages of 100 tokens, nothing remembered from list to list:
+every passage is computed for every query. Contenders, interleaved round by round in one process, a process for each
+number of threads:
 
   float32, bfloat16, int8   the reranker with weights in that format
-  floor-...                 the same tokens through the same layers in the same format, nothing else: no prompt, padding or scores
+  floor-...                 the same tokens through the same layers in the same format, nothing else: no prompt, padding
+                            or scores
 
-Ratios are those of the issue: a format to the floor of its own, and float32 to the others (goal of int8: 2). Times are CPU seconds per
-query; wall seconds stand in the JSON. The same over a store: benchmarks.store_speed.
+Ratios are those of the issue: a format to the floor of its own, and float32 to the others (goal of int8: 2). Times are
+CPU seconds per query; wall seconds stand in the JSON. The same over a store: benchmarks.store_speed.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ def contenders(readout: str, formats: Sequence[str]) -> dict[str, Work]:
 def floor(readout: str, dtype: str) -> Work:
     """One forward of the query's tokens and forwards of the passages', as many together as the reranker takes."""
     heads = choose_heads(MODEL, readout)
-    reader: Any = AttentionReader.load(model_to_read(MODEL, readout), prompt=heads.prompt, last_layer=heads.l_max, dtype=dtype)
+    reader: Any = AttentionReader.load(
+        model_to_read(MODEL, readout), prompt=heads.prompt, last_layer=heads.l_max, dtype=dtype
+    )
     reader.model.attend = plain_attention
     ids_of: dict[str, list[int]] = {}
 
@@ -69,7 +73,9 @@ def floor(readout: str, dtype: str) -> Work:
     return work
 
 
-def measure(ways: dict[str, Work], documents: list[str], sizes: Sequence[int], rounds: int) -> dict[str, dict[str, list[list[float]]]]:
+def measure(
+    ways: dict[str, Work], documents: list[str], sizes: Sequence[int], rounds: int
+) -> dict[str, dict[str, list[list[float]]]]:
     """(CPU, wall) seconds per query by number of passages and contender, a pair a round."""
     found: dict[str, dict[str, list[list[float]]]] = {}
     for work in ways.values():
@@ -87,10 +93,17 @@ def show(times: dict[str, dict[str, list[list[float]]]]) -> None:
     for size, of_size in times.items():
         medians = {name: statistics.median(cpu for cpu, _ in rounds) for name, rounds in of_size.items()}
         formats = [name for name in medians if not name.startswith("floor")]
-        print(f"{size:>4} passages, CPU s per query: " + ", ".join(f"{name} {value:.2f}" for name, value in medians.items()))
+        print(
+            f"{size:>4} passages, CPU s per query: "
+            + ", ".join(f"{name} {value:.2f}" for name, value in medians.items())
+        )
         parts = [f"{name} / its floor {ratio(of_size, name, f'floor-{name}'):.2f}" for name in formats]
         goals = {"int8": f" (goal {GOAL:.0f})"}
-        parts += [f"float32 / {name} {ratio(of_size, 'float32', name):.2f}{goals.get(name, '')}" for name in formats if name != "float32"]
+        parts += [
+            f"float32 / {name} {ratio(of_size, 'float32', name):.2f}{goals.get(name, '')}"
+            for name in formats
+            if name != "float32"
+        ]
         print("     " + ", ".join(parts))
 
 

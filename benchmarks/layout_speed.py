@@ -1,7 +1,8 @@
-"""The late layout against the parallel one, and against itself where passages come back: `python -m benchmarks.layout_speed`.
+"""The late layout against the parallel one, and against itself where passages come back: `python -m
+benchmarks.layout_speed`.
 
-Contenders, interleaved round by round in one process, with the same heads, weights and precision (embedded model, passages of about 100
-tokens):
+Contenders, interleaved round by round in one process, with the same heads, weights and precision (embedded model,
+passages of about 100 tokens):
 
   parallel  one prompt with all passages, which the query reads; a log-mass readout, so no calibration branch
   late      passages and query apart, every passage new ("from cold"). Bar: no slower than parallel
@@ -76,7 +77,9 @@ def _seconds(work: Callable[[], object]) -> float:
 def main(argv: list[str] | None = None) -> int:
     """Print medians and ratios; --json FILE keeps every round."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--heads", choices=UNTRAINED, default="untrained-fast", help="which shipped readout of the untouched model")
+    parser.add_argument(
+        "--heads", choices=UNTRAINED, default="untrained-fast", help="which shipped readout of the untouched model"
+    )
     parser.add_argument("--passages", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", default="auto", help="auto (default), float32 or bfloat16, for both")
@@ -94,7 +97,10 @@ def main(argv: list[str] | None = None) -> int:
         for _ in range(args.rounds):
             for name, work in rounds.items():
                 times[name].append(work())
-        ratios = {name: statistics.median(a / b for a, b in zip(*(times[part] for part in name.split("/")), strict=True)) for name in BARS}
+        ratios = {
+            name: statistics.median(a / b for a, b in zip(*(times[part] for part in name.split("/")), strict=True))
+            for name in BARS
+        }
         print(
             f"threads {threads}: "
             + ", ".join(f"{name} {statistics.median(values):.2f} s" for name, values in times.items())

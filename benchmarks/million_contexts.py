@@ -37,7 +37,13 @@ def context_of(index: int) -> dict[str, Any]:
     """The ``index``-th context, from its number alone."""
     words = [WORDS[index // step % len(WORDS)] for step in (1, 12, 144)]
     documents = [
-        {"doc_id": f"{index}-{place}", "title": "", "text": f"{words[place]} {words[2]}", "rank": place + 1, "grade": grade}
+        {
+            "doc_id": f"{index}-{place}",
+            "title": "",
+            "text": f"{words[place]} {words[2]}",
+            "rank": place + 1,
+            "grade": grade,
+        }
         for place, grade in enumerate(GRADES[index % len(GRADES)])
     ]
     return {"context_id": f"m/{index}", "query_id": str(index), "query": f"where is {words[0]}", "documents": documents}
@@ -47,7 +53,13 @@ def pairs_of(context: dict[str, Any]) -> list[dict[str, Any]]:
     """Its adjacent pairs."""
     name = {key: context[key] for key in ("context_id", "query_id")}
     return [
-        {**name, "chosen": high["doc_id"], "rejected": low["doc_id"], "chosen_grade": high["grade"], "rejected_grade": low["grade"]}
+        {
+            **name,
+            "chosen": high["doc_id"],
+            "rejected": low["doc_id"],
+            "chosen_grade": high["grade"],
+            "rejected_grade": low["grade"],
+        }
         for high, low in itertools.permutations(context["documents"], 2)
         if high["grade"] - low["grade"] == 1
     ]
@@ -64,7 +76,8 @@ def open_set(folder: Path, tokenizer: Any) -> TrainingSet:
     from headrank.method.prompt import PromptTemplate
     from headrank.method.spans import PromptEncoder
 
-    bare = PromptTemplate(opening="", instruction="Q: ", use_chat_template=False)  # the frame would be most of the tokens
+    # the frame would be most of the tokens
+    bare = PromptTemplate(opening="", instruction="Q: ", use_chat_template=False)
     return TrainingSet(folder, PromptEncoder(tokenizer, bare, 2048), pairs_per_context=1)
 
 
@@ -85,11 +98,16 @@ def check_order(data: TrainingSet) -> None:
 def check_sample(sample: Sample, tokenizer: Any) -> None:
     """Names, grades, pairs and the texts of the spans are those of the context with that number."""
     context = context_of(sample.context_index)
-    spans = [tokenizer.decode(sample.encoded.input_ids[begin:end].tolist()).strip() for begin, end in sample.encoded.document_spans]
+    spans = [
+        tokenizer.decode(sample.encoded.input_ids[begin:end].tolist()).strip()
+        for begin, end in sample.encoded.document_spans
+    ]
     expected = [document["text"] for document in context["documents"]]
     grades = sample.grades.tolist()
     are_adjacent = all(grades[high] - grades[low] == 1 for high, low in sample.pairs.tolist())
-    is_same = sample.context_id == context["context_id"] and grades == [document["grade"] for document in context["documents"]]
+    is_same = sample.context_id == context["context_id"] and grades == [
+        document["grade"] for document in context["documents"]
+    ]
     if spans != expected or not (is_same and are_adjacent and len(sample.pairs) == 1):
         raise AssertionError(f"sample of {sample.context_id}: {spans}, {grades}, {sample.pairs.tolist()}")
 
@@ -98,7 +116,10 @@ def read(folder: Path, tokenizer: Any, num_samples: int) -> None:
     """Open, walk, resume, assemble."""
     start = time.perf_counter()
     data = open_set(folder, tokenizer)
-    print(f"opened in {time.perf_counter() - start:.1f} s: {data.num_contexts:,} contexts, {data.num_pairs:,} pairs, {len(data):,} samples")
+    print(
+        f"opened in {time.perf_counter() - start:.1f} s: {data.num_contexts:,} contexts, {data.num_pairs:,} pairs, "
+        f"{len(data):,} samples"
+    )
     opened = _peak_megabytes()
     start = time.perf_counter()
     check_order(data)
@@ -129,14 +150,20 @@ def _stage(args: argparse.Namespace) -> None:
         else:
             read(args.folder, tokenizer, args.samples)
     size = sum(path.stat().st_size for path in args.folder.rglob("*") if path.is_file()) / 1e6
-    print(f"{args.stage}: {time.perf_counter() - start:.1f} s, peak memory {_peak_megabytes():,.0f} MB, {size:,.0f} MB on disk", flush=True)
+    print(
+        f"{args.stage}: {time.perf_counter() - start:.1f} s, peak memory {_peak_megabytes():,.0f} MB, {size:,.0f} "
+        "MB on disk",
+        flush=True,
+    )
 
 
 def main() -> int:
     """All stages in a folder that is removed afterwards, or one of them in a given folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--contexts", type=int, default=1_000_000, metavar="N", help="how many (default a million)")
-    parser.add_argument("--samples", type=int, default=20_000, metavar="N", help="samples to assemble and check (default 20000)")
+    parser.add_argument(
+        "--samples", type=int, default=20_000, metavar="N", help="samples to assemble and check (default 20000)"
+    )
     parser.add_argument("--model", default="embedded", metavar="M", help="whose tokenizer (default embedded)")
     parser.add_argument("--stage", choices=STAGES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -146,7 +173,16 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory(prefix="million-contexts-") as folder:
         for stage in STAGES:
-            command = [sys.executable, "-m", "benchmarks.million_contexts", *sys.argv[1:], "--stage", stage, "--folder", folder]
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.million_contexts",
+                *sys.argv[1:],
+                "--stage",
+                stage,
+                "--folder",
+                folder,
+            ]
             if code := subprocess.run(command, check=False).returncode:
                 return code
     return 0

@@ -1,7 +1,7 @@
 """A passage store at scale: `python -m benchmarks.million_passages`.
 
-A million made-up passages of 20 tokens and 256 bytes per token (4 pairs of 64 in int8: 5.1 GB of keys), through the same writer and reader
-as real ones. Stages, each in a process of its own so that memory peaks do not mix:
+A million made-up passages of 20 tokens and 256 bytes per token (4 pairs of 64 in int8: 5.1 GB of keys), through the
+same writer and reader as real ones. Stages, each in a process of its own so that memory peaks do not mix:
 
   write  every passage, committed as indexing does, a new segment every 4 GB
   open   open the store, look up passages that are there and some that are not, in lists of a hundred; memory before and
@@ -73,7 +73,10 @@ def open_and_find(folder: Path, count: int, seed: int = 0) -> None:
     """Opening, then lookups of lists: a tenth of each is not in the store."""
     before, started = _resident_megabytes(), time.perf_counter()
     store = PassageStore(folder)
-    print(f"opened in {1e3 * (time.perf_counter() - started):.1f} ms: {len(store):,} passages in {len(store.segments)} segments")
+    print(
+        f"opened in {1e3 * (time.perf_counter() - started):.1f} ms: {len(store):,} passages in "
+        f"{len(store.segments)} segments"
+    )
     opened, draw, seconds = _resident_megabytes(), np.random.default_rng(seed), []
     for _ in range(LISTS):
         numbers = draw.integers(0, count, LIST).tolist()
@@ -84,7 +87,10 @@ def open_and_find(folder: Path, count: int, seed: int = 0) -> None:
         seconds.append(time.perf_counter() - started)
         if [entry is not None for entry in entries] != [number < count for number in numbers]:
             raise AssertionError("a lookup found what is not there, or missed what is")
-    print(f"lookup of {LIST} passages: {1e3 * statistics.median(seconds):.2f} ms (median of {LISTS}), {1e3 * seconds[0]:.2f} ms the first")
+    print(
+        f"lookup of {LIST} passages: {1e3 * statistics.median(seconds):.2f} ms (median of {LISTS}), "
+        f"{1e3 * seconds[0]:.2f} ms the first"
+    )
     print(f"memory: {before:.0f} MB before, {opened:.0f} MB opened, {_resident_megabytes():.0f} MB after {LISTS} lists")
 
 
@@ -100,13 +106,17 @@ def read(folder: Path, count: int, seed: int = 1) -> None:
     heads, rows = 3 * len(PAIRS), 11
     generator = torch.Generator().manual_seed(0)
     query = QueryVectors(
-        torch.randn(1, heads, rows, HEAD_SIZE, generator=generator) * 0.2, torch.zeros(1, heads, rows), torch.full((1, rows), 1 / rows)
+        torch.randn(1, heads, rows, HEAD_SIZE, generator=generator) * 0.2,
+        torch.zeros(1, heads, rows),
+        torch.full((1, rows), 1 / rows),
     )
     draw = np.random.default_rng(seed)
     lists = [draw.integers(0, count, LIST).tolist() for _ in range(LISTS)]
     dropped = _drop_pages(folder)
     store = PassageStore(folder)
-    scanner = Scanner(StoredForm("int8", 1, store.scales), range(len(PAIRS)), [head // 3 for head in range(heads)], HEAD_SIZE)
+    scanner = Scanner(
+        StoredForm("int8", 1, store.scales), range(len(PAIRS)), [head // 3 for head in range(heads)], HEAD_SIZE
+    )
 
     def score(numbers: Sequence[int]) -> object:
         entries = [entry for entry in store.find([digest_of(number) for number in numbers]) if entry is not None]
@@ -116,7 +126,10 @@ def read(folder: Path, count: int, seed: int = 1) -> None:
 
     for name in ("cold" if dropped else "first", "warm"):
         seconds = [_seconds(score, numbers) for numbers in lists]
-        print(f"{name}: a list of {LIST} random passages looked up and scored in {1e3 * statistics.median(seconds):.1f} ms (median)")
+        print(
+            f"{name}: a list of {LIST} random passages looked up and scored in "
+            f"{1e3 * statistics.median(seconds):.1f} ms (median)"
+        )
     print(f"memory of the process: {_resident_megabytes():.0f} MB resident, of it mapped pages of the store")
 
 
@@ -155,7 +168,16 @@ def main() -> int:
     if not args.stage:
         with tempfile.TemporaryDirectory(prefix="million-passages-") as folder:
             for stage in STAGES:
-                command = [sys.executable, "-m", "benchmarks.million_passages", *sys.argv[1:], "--stage", stage, "--folder", folder]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.million_passages",
+                    *sys.argv[1:],
+                    "--stage",
+                    stage,
+                    "--folder",
+                    folder,
+                ]
                 if code := subprocess.run(command, check=False).returncode:
                     return code
         return 0

@@ -1,12 +1,13 @@
 """What number formats cost in quality: `python -m benchmarks.number_formats --stores DIR --collection DIR ...`.
 
-The embedded model with its shipped readouts reranks the first --depth candidates of each collection, cut to --words words, in every
-number format of the model's weights, and from an int8 passage store. Each format computes every passage once, into a store of its own
-in fp32 with all pairs, from which both readouts are scored; fp32 scores from it are those without a store. The row "int8 store" reads
-keys that float32 weights made and the store rounded; "int8 store, int8 query" is the fastest way to serve.
+The embedded model with its shipped readouts reranks the first --depth candidates of each collection, cut to --words
+words, in every number format of the model's weights, and from an int8 passage store. Each format computes every passage
+once, into a store of its own in fp32 with all pairs, from which both readouts are scored; fp32 scores from it are those
+without a store. The row "int8 store" reads keys that float32 weights made and the store rounded; "int8 store, int8
+query" is the fastest way to serve.
 
-Prints NDCG@10 and, against float32, the difference with its 95% interval over queries. --stores is kept and gone on with; give a new
-folder for another adapter.
+Prints NDCG@10 and, against float32, the difference with its 95% interval over queries. --stores is kept and gone on
+with; give a new folder for another adapter.
 """
 
 from __future__ import annotations
@@ -43,10 +44,14 @@ ROWS = {
 
 
 def fill(folder: Path, dtype: str, lists: Sequence[ReadoutList], words: int) -> None:
-    """The keys of all passages as weights in ``dtype`` make them, kept in fp32; those of float32 also rounded to int8."""
+    """The keys of all passages as weights in ``dtype`` make them, kept in fp32; those of float32 also rounded to
+    int8.
+    """
     heads = shipped_readout("full", "embedded")
     heads = dataclasses.replace(heads, prompt=dataclasses.replace(heads.prompt, max_words=words))
-    reader = AttentionReader.load(model_to_read("embedded", "full"), prompt=heads.prompt, last_layer=heads.l_max, dtype=dtype)
+    reader = AttentionReader.load(
+        model_to_read("embedded", "full"), prompt=heads.prompt, last_layer=heads.l_max, dtype=dtype
+    )
     late = LateReader(reader, heads)
     pairs = index_pairs("all", late.pairs, late.num_groups, heads.num_layers)
     late = LateReader(reader, heads_of_pairs(heads, pairs, late.num_groups))
@@ -62,7 +67,9 @@ def qualities(folder: Path, row: str, readout: str, lists: Sequence[ReadoutList]
     heads = shipped_readout(readout, "embedded")
     prompt = dataclasses.replace(heads.prompt, max_words=words)
     reranker = HeadRankReranker.from_pretrained("embedded", readout, prompt=prompt, dtype=dtype, store=folder / store)
-    found = reranker.score_batch([(one.query, [{"title": title, "text": text} for title, text in one.documents]) for one in lists])
+    found = reranker.score_batch(
+        [(one.query, [{"title": title, "text": text} for title, text in one.documents]) for one in lists]
+    )
     values = {}
     for one, result in zip(lists, found, strict=True):
         rows = [Candidate(doc_id, 0, float(score)) for doc_id, score in zip(one.doc_ids, result.scores, strict=True)]
@@ -97,8 +104,12 @@ def main(argv: list[str] | None = None) -> int:
     """Compute what is missing, print the table, --json FILE keeps it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--collection", action="append", required=True, metavar="DIR")
-    parser.add_argument("--stores", type=Path, required=True, metavar="DIR", help="keys computed so far; 15 KB per token and format")
-    parser.add_argument("--formats", nargs="+", choices=(EXACT, "bfloat16", "int8"), default=[EXACT, "bfloat16", "int8"])
+    parser.add_argument(
+        "--stores", type=Path, required=True, metavar="DIR", help="keys computed so far; 15 KB per token and format"
+    )
+    parser.add_argument(
+        "--formats", nargs="+", choices=(EXACT, "bfloat16", "int8"), default=[EXACT, "bfloat16", "int8"]
+    )
     parser.add_argument("--readout", nargs="+", choices=("full", "fast"), default=["full", "fast"])
     parser.add_argument("--depth", type=int, default=20, metavar="N")
     parser.add_argument("--words", type=int, default=64, metavar="N")
@@ -115,11 +126,14 @@ def main(argv: list[str] | None = None) -> int:
         for found in results[readout]:
             low, high = found["interval"]
             print(
-                f"{readout:>5} {found['row']:<23} {found['collection']:<10} {found['queries']:>4} queries, NDCG@10 {found['ndcg']:.2f}, "
+                f"{readout:>5} {found['row']:<23} {found['collection']:<10} {found['queries']:>4} queries, NDCG@10 "
+                f"{found['ndcg']:.2f}, "
                 f"against float32 {found['change']:+.2f} [{low:+.2f}, {high:+.2f}]"
             )
     if args.json:
-        args.json.write_text(json.dumps({"depth": args.depth, "words": args.words, "readouts": results}, indent=1) + "\n")
+        args.json.write_text(
+            json.dumps({"depth": args.depth, "words": args.words, "readouts": results}, indent=1) + "\n"
+        )
     return 0
 
 

@@ -1,8 +1,10 @@
-"""How good are the heads of other models, each with a readout of its own: `python -m benchmarks.readout_models NAME=MODEL ...`
+"""How good are the heads of other models, each with a readout of its own: `python -m benchmarks.readout_models
+NAME=MODEL ...`
 
-For each model the lists of one judged collection are read in the late layout (short prompt, top 20, 64 words, bfloat16), and the
-cross-validation of a readout of all heads is kept as OUTPUT/model-NAME.json; `make results-page` makes the table of docs/readouts.md
-of it, and `--figure FILE` the figure. MODEL is 'embedded', a Hugging Face folder, or a GGUF file, which is converted beside it.
+For each model the lists of one judged collection are read in the late layout (short prompt, top 20, 64 words,
+bfloat16), and the cross-validation of a readout of all heads is kept as OUTPUT/model-NAME.json; `make results-page`
+makes the table of docs/readouts.md of it, and `--figure FILE` the figure. MODEL is 'embedded', a Hugging Face folder,
+or a GGUF file, which is converted beside it.
 
 The branch stands at position 256: Gemma's sliding window of 512 must hold it.
 """
@@ -24,14 +26,20 @@ from headrank.reports.figures.style import GAIN, INK, MUTED, new_figure, save_fi
 
 _log = logging.getLogger(__name__)
 BRANCH_POSITION = 256
-SIZES = {"smollm2-135m": 106, "gemma3-270m": 100, "qwen2.5-coder-0.5b": 358, "qwen2.5-coder-1.5b": 1311}  # millions, without embeddings
+# millions, without embeddings
+SIZES = {"smollm2-135m": 106, "gemma3-270m": 100, "qwen2.5-coder-0.5b": 358, "qwen2.5-coder-1.5b": 1311}
 TITLES = {"smollm2-135m": "SmolLM2-135M", "gemma3-270m": "Gemma 3 270M", "qwen2.5-coder-0.5b": "Qwen2.5-Coder 0.5B"}
 TITLES |= {"qwen2.5-coder-1.5b": "Qwen2.5-Coder 1.5B"}
-SENTENCE = "The flea is a small insect that cannot fly. It lives on the blood of other animals, and jumps from one to the next."
+SENTENCE = (
+    "The flea is a small insect that cannot fly. It lives on the blood of other animals, and jumps from one to the "
+    "next."
+)
 
 
 def converted(source: Path) -> Path:
-    """The Hugging Face folder of a GGUF file, made on first use; says the perplexity of a plain sentence, which a wrong loading ruins."""
+    """The Hugging Face folder of a GGUF file, made on first use; says the perplexity of a plain sentence, which a
+    wrong loading ruins.
+    """
     folder = source.parent / f"{source.stem}-hf"
     if (folder / "config.json").is_file():
         return folder
@@ -43,12 +51,16 @@ def converted(source: Path) -> Path:
     ids = torch.tensor([tokenizer(SENTENCE)["input_ids"]])
     with torch.inference_mode():
         loss = model(input_ids=ids, labels=ids).loss
-    _log.warning("%s: perplexity %.1f on a plain sentence, first tokens %s", source.name, float(loss.exp()), ids[0, :3].tolist())
+    _log.warning(
+        "%s: perplexity %.1f on a plain sentence, first tokens %s", source.name, float(loss.exp()), ids[0, :3].tolist()
+    )
     from safetensors.torch import save_file
 
     # transformers refuses to save what it loaded from GGUF, because it still counts as quantised
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
-    tensors = {key: value.to(torch.bfloat16).contiguous() for key, value in model.state_dict().items() if key not in tied}
+    tensors = {
+        key: value.to(torch.bfloat16).contiguous() for key, value in model.state_dict().items() if key not in tied
+    }
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     del model.config.quantization_config
@@ -72,8 +84,12 @@ def fit(name: str, model: str, args: argparse.Namespace) -> None:
 
 
 def draw(folder: Path, path: str) -> None:
-    """NDCG@10 of every model there is a table of against its size, with 95% intervals, and the first stage as a line."""
-    reports = {name: json.loads(file.read_text()) for name in SIZES if (file := folder / f"model-{name}.json").is_file()}
+    """NDCG@10 of every model there is a table of against its size, with 95% intervals, and the first stage as a
+    line.
+    """
+    reports = {
+        name: json.loads(file.read_text()) for name in SIZES if (file := folder / f"model-{name}.json").is_file()
+    }
     with styled():
         figure = new_figure(5.2, 3.2)
         axes: Axes = figure.subplots()
@@ -92,7 +108,9 @@ def draw(folder: Path, path: str) -> None:
         axes.set_xlabel("parameters without embeddings, millions")
         axes.set_ylabel("nDCG@10 × 100")
         subtitle(
-            axes, "Untouched models, late layout, own readout", "lists in brackets; bars: 95% over queries; dashes: BM25 on the same lists"
+            axes,
+            "Untouched models, late layout, own readout",
+            "lists in brackets; bars: 95% over queries; dashes: BM25 on the same lists",
         )
         save_figure(figure, path)
 
@@ -103,7 +121,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("models", nargs="*", metavar="NAME=MODEL", help=f"names: {', '.join(SIZES)}")
     parser.add_argument("--collection", default="data/dl21", metavar="DIR")
     parser.add_argument("--lists", type=int, metavar="N", help="at most N lists (default: all)")
-    parser.add_argument("--work", default="runs/readout-models", metavar="DIR", help="statistics and heads.json of each model")
+    parser.add_argument(
+        "--work", default="runs/readout-models", metavar="DIR", help="statistics and heads.json of each model"
+    )
     parser.add_argument("--output", default="results/readouts", metavar="DIR")
     parser.add_argument("--figure", metavar="FILE", help="draw what OUTPUT holds, such as docs/figures/readout_models")
     args = parser.parse_args(argv)

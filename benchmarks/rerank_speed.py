@@ -41,15 +41,19 @@ from headrank.reranking.reader import quiet_loading
 from headrank.reranking.reranker import HeadRankReranker
 
 SENTENCE = (
-    "The report on harbour number {n} describes how the tide, the wind and the traffic of small boats shaped the quay over "
-    "many years, why the old crane was replaced, what the town paid for it, and which families still keep their nets there. "
+    "The report on harbour number {n} describes how the tide, the wind and the traffic of small boats shaped the "
+    "quay over "
+    "many years, why the old crane was replaced, what the town paid for it, and which families still keep their "
+    "nets there. "
 )
 Work = Callable[[list[str]], object]
 QUERY = "why was the old crane at the harbour replaced"
 
 
 def heads_up_to(last_layer: int, num_layers: int, num_heads: int) -> HeadSet:
-    """Eight heads spread over the layers, the deepest in ``last_layer``: what matters for speed is only where they lie."""
+    """Eight heads spread over the layers, the deepest in ``last_layer``: what matters for speed is only where they
+    lie.
+    """
     layers = [max(0, last_layer - 2 * step) for step in range(8)]
     heads = tuple(dict.fromkeys((layer, (3 * step) % num_heads) for step, layer in enumerate(layers)))
     return HeadSet(heads, "benchmark", "embedded", num_layers, num_heads)
@@ -106,8 +110,11 @@ class Contenders:
     def _floor(self) -> Work:
         config = load_config(self.model)
         truncate_config(config, self.last_layer + 1)
-        model = AutoModel.from_pretrained(self.model, config=config, dtype=torch.float32, attn_implementation="sdpa").eval()
-        prompts = {len(some): self._ids(some) for some in (self.documents, self.documents[:1])}  # ids given, as a floor has them
+        model = AutoModel.from_pretrained(
+            self.model, config=config, dtype=torch.float32, attn_implementation="sdpa"
+        ).eval()
+        # ids given, as a floor has them
+        prompts = {len(some): self._ids(some) for some in (self.documents, self.documents[:1])}
         return torch.inference_mode()(lambda documents: model(input_ids=prompts[len(documents)], use_cache=False))
 
     def _ids(self, documents: list[str]) -> torch.Tensor:
@@ -118,7 +125,9 @@ class Contenders:
         return lambda documents: reranker.rank(QUERY, documents)
 
     def _parallel(self) -> Work:
-        reranker = HeadRankReranker.from_pretrained(self.model, self.heads, prompt=PromptTemplate(document_layout="parallel"))
+        reranker = HeadRankReranker.from_pretrained(
+            self.model, self.heads, prompt=PromptTemplate(document_layout="parallel")
+        )
         return lambda documents: reranker.rank(QUERY, documents)
 
     def _two_pass(self) -> Work:
@@ -164,9 +173,13 @@ class Contenders:
 
 
 def _register_row_keeper() -> str:
-    """transformers' own SDPA that also keeps the query rows and all keys of some layers, to recompute rows afterwards."""
+    """transformers' own SDPA that also keeps the query rows and all keys of some layers, to recompute rows
+    afterwards.
+    """
 
-    def keep(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, *rest: Any, kept_rows: Any, **options: Any) -> Any:
+    def keep(
+        module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, *rest: Any, kept_rows: Any, **options: Any
+    ) -> Any:
         (start, end), layers, kept = kept_rows
         if module.layer_idx in layers:
             kept[module.layer_idx] = (query[:, :, start:end] * options["scaling"], key)
@@ -190,7 +203,9 @@ def matmul_peak(seconds: float = 1.0) -> float:
 
 
 def forward_flops(contenders: Contenders, num_tokens: int) -> float:
-    """Multiply-adds of l_max + 1 layers over the prompt, counted from the configuration; causal attention counts half."""
+    """Multiply-adds of l_max + 1 layers over the prompt, counted from the configuration; causal attention counts
+    half.
+    """
     config = load_config(contenders.model)
     hidden, ffn = config.hidden_size, config.intermediate_size
     head = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
@@ -230,7 +245,9 @@ def peak_growth(model: str, name: str, num_passages: int, last_layer: int) -> in
 
 
 def measure_memory(contenders: Contenders, name: str) -> int:
-    """Growth of the resident peak in one run; a one-passage run first touches the mapped weights and library buffers."""
+    """Growth of the resident peak in one run; a one-passage run first touches the mapped weights and library
+    buffers.
+    """
     work = contenders.build(name)
     work(contenders.documents[:1])
     gc.collect()
@@ -274,20 +291,27 @@ def main(argv: list[str] | None = None) -> int:
         "last_layer": args.last_layer,
         "times": {},
     }
-    print(f"{args.passages} passages, {context.length} tokens, layers {args.last_layer + 1}/{contenders.num_layers}, {args.rounds} rounds")
+    print(
+        f"{args.passages} passages, {context.length} tokens, layers {args.last_layer + 1}/{contenders.num_layers}, "
+        f"{args.rounds} rounds"
+    )
     for threads in dict.fromkeys(args.threads):
         torch.set_num_threads(threads)
         times = time_interleaved(contenders, ["floor", "ours", "parallel", "two-pass"], args.rounds)
         medians = {name: statistics.median(values) for name, values in times.items()}
         others = ("floor", "two-pass", "parallel")
-        ratio = {name: statistics.median(a / b for a, b in zip(times["ours"], times[name], strict=True)) for name in others}
+        ratio = {
+            name: statistics.median(a / b for a, b in zip(times["ours"], times[name], strict=True)) for name in others
+        }
         peak = matmul_peak()
         share = forward_flops(contenders, context.length) / medians["ours"] / peak
         print(
-            f"threads {threads}: floor {medians['floor']:.2f} s, ours {medians['ours']:.2f} s, two-pass {medians['two-pass']:.2f} s, "
+            f"threads {threads}: floor {medians['floor']:.2f} s, ours {medians['ours']:.2f} s, two-pass "
+            f"{medians['two-pass']:.2f} s, "
             f"parallel {medians['parallel']:.2f} s | ours/parallel {ratio['parallel']:.3f}, "
             f"ours/floor {ratio['floor']:.3f} (bar 1.10), ours/two-pass {ratio['two-pass']:.3f} (bar 0.50) | "
-            f"{context.length / medians['ours']:.0f} tokens/s, {share:.0%} of the measured matmul peak ({peak / 1e9:.0f} GFLOP/s)"
+            f"{context.length / medians['ours']:.0f} tokens/s, {share:.0%} of the measured matmul peak "
+            f"({peak / 1e9:.0f} GFLOP/s)"
         )
         results["times"][str(threads)] = {
             **times,
@@ -303,7 +327,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def _report_memory(args: argparse.Namespace, results: dict[str, object]) -> None:
     """Peak growth against two-pass at full size and against eager at the size it can hold."""
-    ours, two_pass, lean = (peak_growth(args.model, name, args.passages, args.last_layer) for name in ("ours", "two-pass", "lean"))
+    ours, two_pass, lean = (
+        peak_growth(args.model, name, args.passages, args.last_layer) for name in ("ours", "two-pass", "lean")
+    )
     small, eager = (peak_growth(args.model, name, args.eager_passages, args.last_layer) for name in ("ours", "eager"))
     megabytes = 1 / 2**20
     print(

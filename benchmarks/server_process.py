@@ -26,13 +26,17 @@ class ServerProcess:
         given = list(arguments) if "--port" in arguments else [*arguments, "--port", "0"]
         # a file and not a pipe: a pipe that nobody reads would block the server once it is full
         self._log = tempfile.NamedTemporaryFile(prefix="headrank-serve-", suffix=".log")  # noqa: SIM115
-        self.process = subprocess.Popen([sys.executable, "-m", "headrank", "serve", *given], stderr=self._log, stdout=self._log)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "headrank", "serve", *given], stderr=self._log, stdout=self._log
+        )
         self.url = self._wait_for_address()
 
     def __enter__(self) -> ServerProcess:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -56,7 +60,9 @@ class ServerProcess:
         deadline = time.monotonic() + PATIENCE
         while (found := _LISTENING.search(self.log)) is None:
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"headrank serve did not start (exit code {self.process.poll()}): {self.log[-2000:]}")
+                raise RuntimeError(
+                    f"headrank serve did not start (exit code {self.process.poll()}): {self.log[-2000:]}"
+                )
             time.sleep(0.05)
         return found[1]
 
@@ -69,7 +75,9 @@ class ServerProcess:
                     return
             except OSError:
                 if self.process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"headrank serve is not ready (exit code {self.process.poll()}): {self.log[-2000:]}") from None
+                    raise RuntimeError(
+                        f"headrank serve is not ready (exit code {self.process.poll()}): {self.log[-2000:]}"
+                    ) from None
                 time.sleep(0.1)
 
     def resident_bytes(self) -> int:
@@ -81,7 +89,10 @@ class ServerProcess:
         """The samples of /metrics by their printed names."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as response:
             lines = response.read().decode().splitlines()
-        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))}
+        return {
+            name: float(value)
+            for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        }
 
     def rerank(self, query: str, documents: Sequence[object], seconds: float = 60.0) -> dict[int, float]:
         """Document index -> score; long documents are read from their beginning, as offline."""

@@ -1,14 +1,15 @@
 """Load on a real server: `make load-test`, or `python -m benchmarks.serving_load --requests 2000`.
 
-`headrank serve` runs as a process of its own on loopback, once without and once with a passage store, and gets the requests of one
-pool of lists (the first queries of a collection with their first 20 candidates) in random order, at each concurrency, over
-connections that are kept. Every answer is compared with the scores that the same model gives offline: all documents, the same bits.
-Printed are errors, wrong answers, p50 / p95 / p99 of the answer time, requests per second, what was found in memory and in the store,
-and the server's memory over the run, which must be flat: the largest of the last quarter against the largest of the second one.
+`headrank serve` runs as a process of its own on loopback, once without and once with a passage store, and gets the
+requests of one pool of lists (the first queries of a collection with their first 20 candidates) in random order, at
+each concurrency, over connections that are kept. Every answer is compared with the scores that the same model gives
+offline: all documents, the same bits. Printed are errors, wrong answers, p50 / p95 / p99 of the answer time, requests
+per second, what was found in memory and in the store, and the server's memory over the run, which must be flat: the
+largest of the last quarter against the largest of the second one.
 
-Without a store the server still remembers the keys of recent passages (--key-cache-mb): the first visit of each list is cold, the
-others are not. `--key-cache-mb 0` measures a server that computes every passage again: give it fewer --requests.
-The exit code is 1 when an answer is missing or wrong, or memory grew.
+Without a store the server still remembers the keys of recent passages (--key-cache-mb): the first visit of each list is
+cold, the others are not. `--key-cache-mb 0` measures a server that computes every passage again: give it fewer
+--requests. The exit code is 1 when an answer is missing or wrong, or memory grew.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ class Outcome:
 
     @property
     def growth(self) -> float:
-        """Bytes by which the last quarter's largest memory exceeds the second quarter's; 0 for runs too short to say."""
+        """Bytes by which the last quarter's largest memory exceeds the second quarter's; 0 for runs too short to
+        say.
+        """
         quarter = len(self.memory) // 4
         return 0.0 if quarter < 2 else float(max(self.memory[-quarter:]) - max(self.memory[quarter : 2 * quarter]))
 
@@ -79,17 +82,23 @@ class Outcome:
 
     def line(self) -> str:
         """For people."""
-        p50, p95, p99 = (1000 * np.percentile(self.latencies, share) for share in (50, 95, 99)) if self.latencies else (0.0,) * 3
+        p50, p95, p99 = (
+            (1000 * np.percentile(self.latencies, share) for share in (50, 95, 99)) if self.latencies else (0.0,) * 3
+        )
         found = ", ".join(f"{name} {share:.1%}" for name, share in self.found.items())
         return (
-            f"{'store' if self.store else 'no store':>8}  c={self.concurrency:<3} {self.answered}/{self.requests} right "
+            f"{'store' if self.store else 'no store':>8}  c={self.concurrency:<3} {self.answered}/{self.requests} "
+            "right "
             f"{self.answered - self.wrong}, errors {len(self.errors)}  p50 {p50:.0f} p95 {p95:.0f} p99 {p99:.0f} ms  "
-            f"{self.answered / max(self.seconds, 1e-9):.1f} requests/s  memory {max(self.memory, default=0) / 2**20:.0f} MB "
+            f"{self.answered / max(self.seconds, 1e-9):.1f} requests/s  memory "
+            f"{max(self.memory, default=0) / 2**20:.0f} MB "
             f"({self.growth / 2**20:+.1f})  found: {found or '-'}"
         )
 
 
-def drive(server: ServerProcess, pool: Sequence[Listed], *, requests: int, concurrency: int, seed: int, has_store: bool) -> Outcome:
+def drive(
+    server: ServerProcess, pool: Sequence[Listed], *, requests: int, concurrency: int, seed: int, has_store: bool
+) -> Outcome:
     """Send ``requests`` requests from ``concurrency`` threads, and look at every answer."""
     outcome = Outcome(has_store, concurrency, requests)
     chosen = random.Random(seed).choices(range(len(pool)), k=requests)
@@ -167,7 +176,9 @@ def lists_of(collection: str, num_lists: int, num_passages: int) -> list[tuple[s
 def make_store(reranker: HeadRankReranker, folder: Path, pool: Sequence[Listed]) -> None:
     """An int8 store of every passage of the pool."""
     assert isinstance(reranker, LateReranker)
-    passages = list(dict.fromkeys((document["title"], document["text"]) for listed in pool for document in listed.documents))
+    passages = list(
+        dict.fromkeys((document["title"], document["text"]) for listed in pool for document in listed.documents)
+    )
     index_corpus(folder, reranker.late, lambda: iter(passages), IndexSettings("int8"))
 
 
@@ -176,7 +187,12 @@ def run_all(args: argparse.Namespace) -> Iterator[Outcome]:
     options = {"heads": args.heads, "dtype": args.dtype}
     reranker = HeadRankReranker.from_pretrained(args.model, **options)
     pool = make_pool(reranker, lists_of(args.collection, args.lists, args.passages))
-    common = ["--model", args.model, *(["--heads", args.heads] if args.heads else []), *(["--dtype", args.dtype] if args.dtype else [])]
+    common = [
+        "--model",
+        args.model,
+        *(["--heads", args.heads] if args.heads else []),
+        *(["--dtype", args.dtype] if args.dtype else []),
+    ]
     cache = ["--key-cache-mb", str(args.key_cache_mb)] if args.key_cache_mb is not None else []
     with tempfile.TemporaryDirectory(prefix="headrank-load-") as folder:
         yield from _of_server(args, [*common, *cache], pool, has_store=False)
@@ -188,11 +204,20 @@ def run_all(args: argparse.Namespace) -> Iterator[Outcome]:
         yield from _of_server(args, [*common, "--store", f"{folder}/store"], pool, has_store=True)
 
 
-def _of_server(args: argparse.Namespace, flags: list[str], pool: Sequence[Listed], *, has_store: bool) -> Iterator[Outcome]:
+def _of_server(
+    args: argparse.Namespace, flags: list[str], pool: Sequence[Listed], *, has_store: bool
+) -> Iterator[Outcome]:
     with ServerProcess(flags) as server:
         server.wait_until_ready()
         for number, concurrency in enumerate(args.concurrency):
-            yield drive(server, pool, requests=args.requests, concurrency=concurrency, seed=args.seed + number, has_store=has_store)
+            yield drive(
+                server,
+                pool,
+                requests=args.requests,
+                concurrency=concurrency,
+                seed=args.seed + number,
+                has_store=has_store,
+            )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,13 +4,14 @@ One query over five passages with the embedded model, in processes of their own,
 
   rerank    `headrank rerank --model embedded` on files, as a user types it
   library   from_pretrained("embedded") and one call of rank
-  floor     the imports that any such program needs (torch, tokenizers, safetensors) and one forward of the same tokens: weights mapped
-            from the model's file, products, attention and gated units in the same number format, written out bare; no adapter
+  floor     the imports that any such program needs (torch, tokenizers, safetensors) and one forward of the same tokens:
+            weights mapped from the model's file, products, attention and gated units in the same number format,
+            written out bare; no adapter
   imports   the floor's imports alone
   help      `headrank --help`
 
-Times are CPU seconds of the process and its children, on one thread. Goals: rerank in at most 7 s, and within 1.3 times the floor.
-`--profile` prints instead where the time of importing and running goes, module by module.
+Times are CPU seconds of the process and its children, on one thread. Goals: rerank in at most 7 s, and within 1.3 times
+the floor. `--profile` prints instead where the time of importing and running goes, module by module.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ def write_collection(folder: Path) -> None:
     (folder / "queries.tsv").write_text(f"q\t{QUERY}\n")
     lines = [json.dumps({"docid": f"d{number}", "title": "", "text": text}) for number, text in enumerate(PASSAGES)]
     (folder / "corpus.jsonl").write_text("\n".join(lines) + "\n")
-    (folder / "run.bm25.txt").write_text("".join(f"q Q0 d{number} {number + 1} {9 - number} bm25\n" for number in range(len(PASSAGES))))
+    (folder / "run.bm25.txt").write_text(
+        "".join(f"q Q0 d{number} {number + 1} {9 - number} bm25\n" for number in range(len(PASSAGES)))
+    )
     (folder / "input.json").write_text(json.dumps([QUERY, PASSAGES]))
 
 
@@ -133,7 +136,11 @@ def seconds(command: list[str]) -> list[float]:
 def profile(command: list[str], rows: int = 25) -> None:
     """Modules by what importing each took on its own, then functions of the whole run."""
     done = subprocess.run([*command[:1], "-X", "importtime", *command[1:]], check=True, capture_output=True, text=True)
-    found = [line.removeprefix("import time:").split("|") for line in done.stderr.splitlines() if line.startswith("import time:")]
+    found = [
+        line.removeprefix("import time:").split("|")
+        for line in done.stderr.splitlines()
+        if line.startswith("import time:")
+    ]
     own = sorted(((int(self), name.strip()) for self, _, name in found if self.strip().isdecimal()), reverse=True)
     print(f"{len(own)} modules imported; ms of each on its own:")
     print("\n".join(f"{microseconds / 1e3:8.1f}  {name}" for microseconds, name in own[:rows]))
@@ -166,7 +173,10 @@ def main(argv: list[str] | None = None) -> int:
     medians = {way: statistics.median(cpu for cpu, _ in found) for way, found in times.items()}
     ratio = statistics.median(a[0] / b[0] for a, b in zip(times["rerank"], times["floor"], strict=True))
     print("one query of five passages, CPU s: " + ", ".join(f"{way} {value:.2f}" for way, value in medians.items()))
-    print(f"     rerank {medians['rerank']:.2f} s (goal {GOAL_SECONDS:.0f}), rerank / floor {ratio:.2f} (goal {GOAL_RATIO})")
+    print(
+        f"     rerank {medians['rerank']:.2f} s (goal {GOAL_SECONDS:.0f}), rerank / floor {ratio:.2f} (goal "
+        f"{GOAL_RATIO})"
+    )
     if args.json:
         args.json.write_text(json.dumps({"times": times, "rerank / floor": ratio}, indent=2) + "\n")
     return 0

@@ -1,8 +1,10 @@
-"""How the cost of a scan grows with passages, tokens, key pairs and queries: `python -m benchmarks.store_growth --output FILE.png`.
+"""How the cost of a scan grows with passages, tokens, key pairs and queries: `python -m benchmarks.store_growth
+--output FILE.png`.
 
-Made-up int8 stores, a query of 12 rows read by 3 heads of each pair; 100 passages of 100 tokens at 16 pairs where nothing else is said.
-CPU milliseconds of one thread, the lowest of several rounds in which all sizes take turns. The query's own forward is not in it: see
-benchmarks.store_speed. Many queries are those of one list, which are scanned together: the cost is that of one of them.
+Made-up int8 stores, a query of 12 rows read by 3 heads of each pair; 100 passages of 100 tokens at 16 pairs where
+nothing else is said. CPU milliseconds of one thread, the lowest of several rounds in which all sizes take turns. The
+query's own forward is not in it: see benchmarks.store_speed. Many queries are those of one list, which are scanned
+together: the cost is that of one of them.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ def make_store(folder: Path, passages: int, tokens: int, pairs: int) -> PassageS
     draw = np.random.default_rng(0)
     with writing(folder), StoreWriter(folder, header) as writer:
         for number in range(passages):
-            writer.add(passage_digest(("", str(number))), draw.integers(-127, 128, (pairs, tokens, HEAD_SIZE), np.int8), tokens)
+            writer.add(
+                passage_digest(("", str(number))), draw.integers(-127, 128, (pairs, tokens, HEAD_SIZE), np.int8), tokens
+            )
     return PassageStore(folder)
 
 
@@ -54,22 +58,33 @@ def scan_of(folder: Path, passages: int, tokens: int, pairs: int, queries: int) 
     """What looks up and scores one list for all queries."""
     store = make_store(folder, passages, tokens, pairs)
     num_heads = pairs * HEADS_OF_PAIR
-    scanner = Scanner(StoredForm("int8", 1, store.scales), range(pairs), [head // HEADS_OF_PAIR for head in range(num_heads)], HEAD_SIZE)
+    scanner = Scanner(
+        StoredForm("int8", 1, store.scales),
+        range(pairs),
+        [head // HEADS_OF_PAIR for head in range(num_heads)],
+        HEAD_SIZE,
+    )
     generator = torch.Generator().manual_seed(0)
     weights, rows = torch.ones(num_heads), torch.full((1, ROWS), 1 / ROWS)
     vectors = [
-        QueryVectors(torch.randn(1, num_heads, ROWS, HEAD_SIZE, generator=generator) * 0.3, torch.zeros(1, num_heads, ROWS), rows)
+        QueryVectors(
+            torch.randn(1, num_heads, ROWS, HEAD_SIZE, generator=generator) * 0.3, torch.zeros(1, num_heads, ROWS), rows
+        )
         for _ in range(queries)
     ]
     digests = [passage_digest(("", str(number))) for number in range(passages)]
-    return lambda: scanner.scores(vectors, [entry for entry in store.find(digests) if entry is not None], weights, floor=0.1)
+    return lambda: scanner.scores(
+        vectors, [entry for entry in store.find(digests) if entry is not None], weights, floor=0.1
+    )
 
 
 def measure(rounds: int) -> dict[str, list[tuple[int, float]]]:
     """CPU ms per query by axis: (size, lowest of the rounds)."""
     with tempfile.TemporaryDirectory(prefix="store-growth-") as name:
         work = {
-            (axis, size): scan_of(Path(name) / f"{axis}-{size}", **{**BASE, axis: size}) for axis, sizes in AXES.items() for size in sizes
+            (axis, size): scan_of(Path(name) / f"{axis}-{size}", **{**BASE, axis: size})
+            for axis, sizes in AXES.items()
+            for size in sizes
         }
         best = dict.fromkeys(work, float("inf"))
         for _ in range(rounds):
@@ -96,7 +111,9 @@ def draw(found: dict[str, list[tuple[int, float]]], path: Path) -> None:
         panel.plot([size for size, _ in points], [milliseconds for _, milliseconds in points], marker="o")
         panel.set_xscale("log", base=2)
         panel.set_yscale("log", base=2)
-        panel.set_xlabel({"queries": "queries of one list", "pairs": "key pairs", "tokens": "tokens of a passage"}.get(axis, axis))
+        panel.set_xlabel(
+            {"queries": "queries of one list", "pairs": "key pairs", "tokens": "tokens of a passage"}.get(axis, axis)
+        )
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("CPU ms of a scan, per query")
     figure.tight_layout()
@@ -107,7 +124,9 @@ def main(argv: list[str] | None = None) -> int:
     """Measure, print, draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE.png", help="the figure; the numbers go beside it as .json")
+    parser.add_argument(
+        "--output", type=Path, required=True, metavar="FILE.png", help="the figure; the numbers go beside it as .json"
+    )
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     found = measure(args.rounds)

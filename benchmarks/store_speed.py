@@ -1,7 +1,7 @@
 """What a passage store saves: `python -m benchmarks.store_speed --minilm DIR`.
 
-Contenders, interleaved round by round in one process on the same lists (embedded model, readout `fast`, passages of 100 tokens, warm
-page cache), one process per number of threads:
+Contenders, interleaved round by round in one process on the same lists (embedded model, readout `fast`, passages of 100
+tokens, warm page cache), one process per number of threads:
 
   without       the reranker in float32 without a store and without memory: every passage is computed
   fp32, bf16    a store in that format, the query's forward in float32 and in the fastest float format of this processor
@@ -12,7 +12,8 @@ page cache), one process per number of threads:
   minilm        ms-marco-MiniLM-L-12-v2 (ONNX, int8) on the same pairs; needs a folder with model.onnx and
                 tokenizer.json, given by --minilm or HEADRANK_MINILM
 
-Times are CPU seconds of the process; wall seconds stand in the JSON. Cold reads come first, before the store's pages are in memory.
+Times are CPU seconds of the process; wall seconds stand in the JSON. Cold reads come first, before the store's pages
+are in memory.
 """
 
 from __future__ import annotations
@@ -61,8 +62,12 @@ def make_stores(folder: Path, heads: HeadSet) -> list[str]:
     from transformers import AutoTokenizer
 
     documents = passages(max(SIZES), AutoTokenizer.from_pretrained(resolve_model(MODEL)))
-    reader = AttentionReader.load(model_to_read(MODEL, HEADS), prompt=heads.prompt, last_layer=heads.l_max, dtype="float32")
-    index_corpus(folder / "fp32", LateReader(reader, heads), lambda: [("", text) for text in documents], IndexSettings("fp32"))
+    reader = AttentionReader.load(
+        model_to_read(MODEL, HEADS), prompt=heads.prompt, last_layer=heads.l_max, dtype="float32"
+    )
+    index_corpus(
+        folder / "fp32", LateReader(reader, heads), lambda: [("", text) for text in documents], IndexSettings("fp32")
+    )
     for name in ("bf16", "int8"):
         convert(PassageStore(folder / "fp32"), folder / name, None, name, 1)
     return documents
@@ -122,9 +127,12 @@ def _floor(heads: HeadSet, store: Path, documents: list[str], dtype: str) -> Wor
             for entry in entries[:size]
         ]
         keys_ATD = torch.cat(keys, dim=1).view(numbers)
-        of_pairs = [[head for head, pair in enumerate(late.pair_of_head) if pair == number] for number in range(len(late.pairs))]
+        of_pairs = [
+            [head for head, pair in enumerate(late.pair_of_head) if pair == number] for number in range(len(late.pairs))
+        ]
         products[size] = [
-            (keys_ATD[pair], vectors[some].flatten(0, 1).T.mul(10).to(numbers).contiguous()) for pair, some in enumerate(of_pairs)
+            (keys_ATD[pair], vectors[some].flatten(0, 1).T.mul(10).to(numbers).contiguous())
+            for pair, some in enumerate(of_pairs)
         ]
     reranker.reader.model.attend = plain_attention
 
@@ -137,7 +145,9 @@ def _floor(heads: HeadSet, store: Path, documents: list[str], dtype: str) -> Wor
     return work
 
 
-def plain_attention(module: object, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object, **__: object) -> Any:
+def plain_attention(
+    module: object, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object, **__: object
+) -> Any:
     """Causal attention and nothing read, in place of a decoder's own."""
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True).transpose(1, 2), None
 
@@ -152,7 +162,9 @@ def _cross_encoder(folder: str) -> Work:
 
 
 def cold(stores: Path, documents: list[str]) -> dict[str, dict[str, float]]:
-    """Wall seconds of opening a store whose pages were dropped from memory, of its first list, and of the same list again."""
+    """Wall seconds of opening a store whose pages were dropped from memory, of its first list, and of the same list
+    again.
+    """
     found = {}
     heads = choose_heads(MODEL, HEADS)
     reader = AttentionReader.load(model_to_read(MODEL, HEADS), prompt=heads.prompt, last_layer=heads.l_max)
@@ -177,7 +189,10 @@ def show(results: dict[str, Any]) -> None:
     """Two tables: milliseconds, and the ratios that the goals are about."""
     for size, times in results["times"].items():
         medians = {name: 1e3 * statistics.median(cpu for cpu, _ in rounds) for name, rounds in times.items()}
-        print(f"{size:>4} passages, CPU ms per query: " + ", ".join(f"{name} {value:,.1f}" for name, value in medians.items()))
+        print(
+            f"{size:>4} passages, CPU ms per query: "
+            + ", ".join(f"{name} {value:,.1f}" for name, value in medians.items())
+        )
         place = SIZES.index(int(size))
         parts = []
         for name in OVER_A_STORE:
@@ -188,7 +203,10 @@ def show(results: dict[str, Any]) -> None:
             parts.append(f"{name} / its floor {ratio(times, name, f'floor-{name}'):.2f} (goal 2)")
         print("     " + ", ".join(parts))
     for size, seconds in results["cold"].items():
-        print(f"{size:>4} passages, wall ms from a cold disk: " + ", ".join(f"{name} {1e3 * value:.1f}" for name, value in seconds.items()))
+        print(
+            f"{size:>4} passages, wall ms from a cold disk: "
+            + ", ".join(f"{name} {1e3 * value:.1f}" for name, value in seconds.items())
+        )
 
 
 def ratio(times: dict[str, list[list[float]]], one: str, other: str) -> float:

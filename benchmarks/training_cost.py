@@ -1,4 +1,5 @@
-"""What training costs: against the literal recipe, its own forward, in memory, on two ranks. `python -m benchmarks.training_cost`.
+"""What training costs: against the literal recipe, its own forward, in memory, on two ranks. `python -m
+benchmarks.training_cost`.
 
 Contenders, interleaved round by round in one process (embedded model, passages of about 100 tokens, one context):
 
@@ -7,9 +8,9 @@ Contenders, interleaved round by round in one process (embedded model, passages 
   ours      16 pairs in one branched truncated forward, cached reference; the whole step with clipping and AdamW
   forward   the bare forward of ours, no gradient
 
-The literal recipe's cost is the same for every pair, so few pairs are timed and seconds per pair are compared. Memory is the
-peak's growth over the loaded model and optimizer, in a process of its own. TP 2 and DP 2 run a random model of about the
-embedded one's size whose heads divide by two (the embedded one has nine).
+The literal recipe's cost is the same for every pair, so few pairs are timed and seconds per pair are compared. Memory
+is the peak's growth over the loaded model and optimizer, in a process of its own. TP 2 and DP 2 run a random model of
+about the embedded one's size whose heads divide by two (the embedded one has nine).
 """
 
 from __future__ import annotations
@@ -38,8 +39,19 @@ from headrank.method.loss_settings import LossSettings
 from headrank.method.prompt import PromptTemplate
 from headrank.method.spans import PromptEncoder
 
-RANDOM_SHAPE = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 8, "num_key_value_heads": 4}
-THREADS = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "TOKENIZERS_PARALLELISM": "false"}
+RANDOM_SHAPE = {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+THREADS = {
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "GOMP_SPINCOUNT": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 
 
 def make_sample(tokenizer: Any, num_passages: int, num_pairs: int) -> Sample:
@@ -64,7 +76,18 @@ class Trainer:
         from megatron_patches.training.assembly import build_optimizer, build_policy, wrap_model
         from megatron_patches.training.config import config_from
 
-        names = ["--headrank-model", model, "--headrank-heads", "-", "--train-data-path", "-", "--lr", "1e-6", "--train-iters", "1000"]
+        names = [
+            "--headrank-model",
+            model,
+            "--headrank-heads",
+            "-",
+            "--train-data-path",
+            "-",
+            "--lr",
+            "1e-6",
+            "--train-iters",
+            "1000",
+        ]
         self.config = config_from(parse_arguments([*names, *flags]), int(os.environ.get("WORLD_SIZE", "1")))
         device.initialize(self.config.tensor_parallel)
         device.keep_freed_memory()
@@ -90,7 +113,9 @@ class Trainer:
         """One whole training step."""
         from megatron_patches.training.train_step import train_step
 
-        train_step(self.model, self.optimizer, self.batches(sample), self.heads, self.config.loss, self.config.num_microbatches)
+        train_step(
+            self.model, self.optimizer, self.batches(sample), self.heads, self.config.loss, self.config.num_microbatches
+        )
 
     def forward(self, sample: Sample) -> None:
         """The same forward without gradient."""
@@ -123,11 +148,15 @@ def compare(args: argparse.Namespace, model: str) -> dict[str, Any]:
     literal, ours = (statistics.median(pairs[name]) for name in ("literal", "ours"))
     gain = statistics.median(slow / fast for slow, fast in zip(pairs["literal"], pairs["ours"], strict=True))
     # these two are short and their ratio near its bar: more rounds
-    steps = interleave({"forward": lambda: trainer.forward(sample), "step": lambda: trainer.step(sample)}, 3 * args.rounds)
+    steps = interleave(
+        {"forward": lambda: trainer.forward(sample), "step": lambda: trainer.step(sample)}, 3 * args.rounds
+    )
     ratios = sorted(step / forward for step, forward in zip(steps["step"], steps["forward"], strict=True))
     print(
-        f"{args.passages} passages, {sample.encoded.length} tokens, layers {args.last_layer + 1}/{trainer.shape.layers}, "
-        f"{torch.get_num_threads()} threads: literal {literal:.2f} s per pair, ours {ours:.2f} s per pair, {args.pairs} pairs per context, "
+        f"{args.passages} passages, {sample.encoded.length} tokens, layers "
+        f"{args.last_layer + 1}/{trainer.shape.layers}, "
+        f"{torch.get_num_threads()} threads: literal {literal:.2f} s per pair, ours {ours:.2f} s per pair, "
+        f"{args.pairs} pairs per context, "
         f"{gain:.1f} x less (bar 10, {args.rounds} rounds); step / forward {statistics.median(ratios):.2f} "
         f"(bar 3.3, {len(ratios)} rounds from {ratios[0]:.2f} to {ratios[-1]:.2f})"
     )
@@ -176,7 +205,15 @@ def report_memory(args: argparse.Namespace) -> dict[str, int]:
     found = {}
     for recompute in (False, True):
         for count in args.memory_passages:
-            command = [sys.executable, "-m", "benchmarks.training_cost", "--model", args.model, "--last-layer", str(args.last_layer)]
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.training_cost",
+                "--model",
+                args.model,
+                "--last-layer",
+                str(args.last_layer),
+            ]
             command += ["--memory-of", str(count), *(["--recompute"] if recompute else [])]
             printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             found[f"{count}{' recomputed' if recompute else ''}"] = int(printed.split()[-1])
@@ -186,7 +223,9 @@ def report_memory(args: argparse.Namespace) -> dict[str, int]:
 
 
 def time_ranks(args: argparse.Namespace) -> dict[str, float]:
-    """Seconds a step of two contexts at one rank, TP 2 and DP 2, each a torchrun of its own with one thread per rank."""
+    """Seconds a step of two contexts at one rank, TP 2 and DP 2, each a torchrun of its own with one thread per
+    rank.
+    """
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     from headrank.reranking.model_sources import resolve_model
@@ -194,14 +233,33 @@ def time_ranks(args: argparse.Namespace) -> dict[str, float]:
     found = {}
     with tempfile.TemporaryDirectory() as directory:
         tokenizer = AutoTokenizer.from_pretrained(resolve_model(args.model))
-        config = LlamaConfig(**RANDOM_SHAPE, vocab_size=len(tokenizer), max_position_embeddings=8192, tie_word_embeddings=True)
+        config = LlamaConfig(
+            **RANDOM_SHAPE, vocab_size=len(tokenizer), max_position_embeddings=8192, tie_word_embeddings=True
+        )
         LlamaForCausalLM(config).save_pretrained(directory)
         tokenizer.save_pretrained(directory)
         for name, ranks, tensor_parallel in (("one rank", 1, 1), ("TP 2", 2, 2), ("DP 2", 2, 1)):
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"]
+            command = [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node",
+                str(ranks),
+                "-m",
+            ]
             command += ["benchmarks.training_cost", "--ranks-of", str(tensor_parallel), "--model", directory]
-            command += ["--last-layer", str(args.last_layer), "--passages", str(args.passages), "--rounds", str(args.rounds)]
-            printed = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **THREADS}).stdout
+            command += [
+                "--last-layer",
+                str(args.last_layer),
+                "--passages",
+                str(args.passages),
+                "--rounds",
+                str(args.rounds),
+            ]
+            printed = subprocess.run(
+                command, check=True, capture_output=True, text=True, env={**os.environ, **THREADS}
+            ).stdout
             found[name] = float(printed.split()[-1])
     shown = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in found.items())
     print(f"a step of two contexts, one thread per rank: {shown}")
@@ -212,7 +270,9 @@ def run_rank(args: argparse.Namespace) -> None:
     """One rank of ``time_ranks``: median seconds of a step, printed by rank 0."""
     from transformers import AutoTokenizer
 
-    trainer = Trainer(args.model, args.last_layer, "--tensor-model-parallel-size", str(args.ranks_of), "--global-batch-size", "2")
+    trainer = Trainer(
+        args.model, args.last_layer, "--tensor-model-parallel-size", str(args.ranks_of), "--global-batch-size", "2"
+    )
     sample = make_sample(AutoTokenizer.from_pretrained(args.model), args.passages, args.pairs)
     seconds = statistics.median(interleave({"step": lambda: trainer.step(sample)}, args.rounds)["step"])
     if os.environ["RANK"] == "0":

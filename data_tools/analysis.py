@@ -1,8 +1,8 @@
 """English text analysis as Lucene does it: word boundaries, possessives, lower case, stop words, Porter stems.
 
 Anserini's default chain, so that bm25s ranks nearly as Pyserini does. Word boundaries follow the Unicode rules that
-Lucene's StandardTokenizer follows: a point or apostrophe between letters and a point or comma between digits do not split
-("U.S", "don't", "1,000"), a hyphen does, an ideograph stands alone.
+Lucene's StandardTokenizer follows: a point or apostrophe between letters and a point or comma between digits do not
+split ("U.S", "don't", "1,000"), a hyphen does, an ideograph stands alone.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Analyser:
     def _stem(self, word: str) -> str:
         """Porter's stem with the three departures that his own later code and Lucene's have.
 
-        Words of one or two letters stay; -logi loses its i (etiology); -bli becomes -ble before the last steps (possibly).
+        Words of one or two letters stay; -logi loses its i (etiology); -bli becomes -ble before the last steps
+        (possibly).
         """
         if len(word) <= 2:
             return word

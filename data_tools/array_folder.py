@@ -1,7 +1,7 @@
 """A folder of flat arrays, written once and mapped into memory: what token caches are made of.
 
-It is built in a temporary folder under a lock and renamed into place, so processes that start together build it once and none
-sees half of it. A million contexts cost address space, not memory.
+It is built in a temporary folder under a lock and renamed into place, so processes that start together build it once
+and none sees half of it. A million contexts cost address space, not memory.
 """
 
 from __future__ import annotations
@@ -38,11 +38,16 @@ class Arrays:
 
     def bytes_of(self, entries: Mapping[str, float]) -> float:
         """Bytes of so many entries of each array."""
-        return sum(count * self.widths.get(name, 1) * np.dtype(self.dtypes[name]).itemsize for name, count in entries.items())
+        return sum(
+            count * self.widths.get(name, 1) * np.dtype(self.dtypes[name]).itemsize for name, count in entries.items()
+        )
 
     def open(self, folder: Path) -> dict[str, np.ndarray]:
         """Map every array; nothing is read until asked for."""
-        return {name: _open_array(folder / f"{name}.bin", dtype, self.widths.get(name)) for name, dtype in self.dtypes.items()}
+        return {
+            name: _open_array(folder / f"{name}.bin", dtype, self.widths.get(name))
+            for name, dtype in self.dtypes.items()
+        }
 
 
 class ArrayWriter:
@@ -66,7 +71,8 @@ def open_or_build(
             _build_once(folder, arrays, write, {"key": key, **meta}, source)
     except OSError as error:
         raise UnwritableCache(
-            f"{root}: the token cache cannot be written ({error.strerror or error}); make room or make the folder writable"
+            f"{root}: the token cache cannot be written ({error.strerror or error}); make room or make the folder "
+            "writable"
         ) from error
     found = read_json(folder / "meta.json")
     if not isinstance(found, dict) or found.get("key") != key:
@@ -94,7 +100,9 @@ def _open_array(path: Path, dtype: type, width: int | None) -> np.ndarray:
     return np.memmap(path, dtype, mode="r").reshape(shape)
 
 
-def _build_once(folder: Path, arrays: Arrays, write: Callable[[ArrayWriter], None], meta: Mapping[str, Any], source: Path) -> None:
+def _build_once(
+    folder: Path, arrays: Arrays, write: Callable[[ArrayWriter], None], meta: Mapping[str, Any], source: Path
+) -> None:
     """Build the folder under a lock, unless another process does."""
     from filelock import FileLock
 
@@ -111,7 +119,11 @@ def _build(folder: Path, arrays: Arrays, write: Callable[[ArrayWriter], None], m
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         with contextlib.ExitStack() as files:
-            write(ArrayWriter(arrays, {name: files.enter_context(open(temporary / f"{name}.bin", "wb")) for name in arrays.dtypes}))
+            write(
+                ArrayWriter(
+                    arrays, {name: files.enter_context(open(temporary / f"{name}.bin", "wb")) for name in arrays.dtypes}
+                )
+            )
         (temporary / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
         os.chmod(temporary, 0o755)
         try:

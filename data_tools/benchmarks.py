@@ -1,8 +1,8 @@
 """The paper's fourteen benchmarks: candidates, measure, where each comes from, and what is peculiar about it.
 
-Names of indexes, topics and judgements are Pyserini's (the same from 1.0 to 2.3); ``ir_datasets`` is the id of the same data
-there, where it is the same. Licence notes are pointers, checked against the sources they name; the terms of the source hold.
-A prepared benchmark is a collection folder called by its name in ``benchmark_home``.
+Names of indexes, topics and judgements are Pyserini's (the same from 1.0 to 2.3); ``ir_datasets`` is the id of the same
+data there, where it is the same. Licence notes are pointers, checked against the sources they name; the terms of the
+source hold. A prepared benchmark is a collection folder called by its name in ``benchmark_home``.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def _multi_hop(name: str, title: str, **changes: object) -> Benchmark:
         retriever="colbertv2",
         depth=20,
         measures=("R@2", "R@5"),
-        source="FILE.json of github.com/OSU-NLP-Group/HippoRAG, branch legacy, data/ (candidates: --run, or --colbert), or of "
+        source="FILE.json of github.com/OSU-NLP-Group/HippoRAG, branch legacy, data/ (candidates: --run, or "
+        "--colbert), or of "
         "github.com/OSU-NLP-Group/In-Context-Reranking (ColBERTv2's top 20 inside)",
         **changes,  # type: ignore[arg-type]
     )
@@ -114,7 +115,12 @@ BENCHMARKS: dict[str, Benchmark] = {
             aliases=("trec-dl-2020", "dl2020"),
         ),
         _beir(
-            "trec-covid", "TREC-COVID", 50, "trec-covid", quirks=("two of BEIR's grades are -1; Pyserini's have none",), aliases=("covid",)
+            "trec-covid",
+            "TREC-COVID",
+            50,
+            "trec-covid",
+            quirks=("two of BEIR's grades are -1; Pyserini's have none",),
+            aliases=("covid",),
         ),
         _beir(
             "arguana",
@@ -137,7 +143,8 @@ BENCHMARKS: dict[str, Benchmark] = {
             licence="texts of the Washington Post: from NIST, after an agreement",
             quirks=(
                 "a query is the title of an article",
-                "grades are 0 to 4 in Pyserini; NIST's own are gains (0, 2, 4, 8, 16), of which no two differ by one: no adjacent pairs",
+                "grades are 0 to 4 in Pyserini; NIST's own are gains (0, 2, 4, 8, 16), of which no two differ by "
+                "one: no adjacent pairs",
             ),
             aliases=("news",),
         ),
@@ -155,7 +162,9 @@ BENCHMARKS: dict[str, Benchmark] = {
             323,
             "nfcorpus",
             ir_datasets="beir/nfcorpus/test",
-            quirks=("15 queries retrieve nothing: the paper's 33.75 averages over the other 308, over all 323 it is 32.18",),
+            quirks=(
+                "15 queries retrieve nothing: the paper's 33.75 averages over the other 308, over all 323 it is 32.18",
+            ),
             aliases=("nfc",),
         ),
         _beir("nq", "Natural Questions", 3452, "nq", licence=_WIKIPEDIA_LICENCE, aliases=("natural-questions",)),
@@ -182,7 +191,10 @@ BENCHMARKS: dict[str, Benchmark] = {
             "hotpotqa",
             "HotpotQA",
             licence="CC BY-SA 4.0 (hotpotqa.github.io)",
-            quirks=("two supporting passages a question", "BEIR's hotpotqa is another task: all of Wikipedia, 7,405 questions"),
+            quirks=(
+                "two supporting passages a question",
+                "BEIR's hotpotqa is another task: all of Wikipedia, 7,405 questions",
+            ),
             aliases=("hotpot",),
         ),
         _multi_hop(

@@ -17,7 +17,15 @@ import numpy as np
 from data_tools.contexts import CONTEXTS_FILE, PAIRS_FILE, SUMMARY_FILE, Context, ContextDocument, Pair
 from data_tools.labels.grades import GradeSettings
 from data_tools.labels.sources import CollectionLabels, Label, labels_of
-from data_tools.pairs import SUBLISTS_BY, adjacent_pairs, cap_pairs, known_grades, random_pairs, sample_strata, sample_sublists
+from data_tools.pairs import (
+    SUBLISTS_BY,
+    adjacent_pairs,
+    cap_pairs,
+    known_grades,
+    random_pairs,
+    sample_strata,
+    sample_sublists,
+)
 from headrank.errors import InputError
 from headrank.formats import Candidate, Collection, Document, Run, atomic_write
 from headrank.seeds import generator
@@ -59,7 +67,9 @@ class PairSettings:
         if self.max_pairs < 0 or self.sublists < 0:
             raise InputError("`max_pairs_per_query` and `sublists` cannot be negative")
         if self.sublists > MAX_SUBLISTS:
-            raise InputError(f"`sublists` {self.sublists}: more than {MAX_SUBLISTS:,} of one query; is there a digit too many?")
+            raise InputError(
+                f"`sublists` {self.sublists}: more than {MAX_SUBLISTS:,} of one query; is there a digit too many?"
+            )
 
 
 @dataclass
@@ -105,9 +115,9 @@ def build_pairs(
     """Write the training files of the collections to ``output`` and return the counts, one entry per collection.
 
     One collection at a time is in memory: its run, its labels and the texts of its candidates. All files appear
-    together at the end or not at all. Queries in ``hold_out`` are left out; with ``only`` all others
-    are. Only contexts that have a pair are written. ``label_runs`` are a teacher's, one per collection: ``grades`` says how its
-    scores become grades, and every document keeps its score.
+    together at the end or not at all. Queries in ``hold_out`` are left out; with ``only`` all others are. Only contexts
+    that have a pair are written. ``label_runs`` are a teacher's, one per collection: ``grades`` says how its scores
+    become grades, and every document keeps its score.
     """
     _check_names(collections)
     counts, unseen = [], set(hold_out) | set(only or ())
@@ -125,16 +135,28 @@ def build_pairs(
             run = collection.run()
             # a mistyped id of a hold-out list would let its query into the training without a word
             unseen -= run.keys()
-            kept = {query_id: rows for query_id, rows in run.items() if query_id not in hold_out and (only is None or query_id in only)}
+            kept = {
+                query_id: rows
+                for query_id, rows in run.items()
+                if query_id not in hold_out and (only is None or query_id in only)
+            }
             for context, chosen in _preferences(collection, kept, labels, settings, count):
                 contexts.write(json.dumps(context.to_dict(), ensure_ascii=False) + "\n")
-                pairs.writelines(json.dumps(pair.to_dict(), ensure_ascii=False) + "\n" for pair in _records(context, chosen))
+                pairs.writelines(
+                    json.dumps(pair.to_dict(), ensure_ascii=False) + "\n" for pair in _records(context, chosen)
+                )
             counts.append(count)
         if unseen:
-            raise InputError(f"query id {min(unseen)!r} of the `hold_out` or `only` list is in none of the runs; correct the list")
+            raise InputError(
+                f"query id {min(unseen)!r} of the `hold_out` or `only` list is in none of the runs; correct the list"
+            )
         if not any(count.pairs for count in counts):
-            raise InputError("no pairs: no two judged or labelled candidates have adjacent grades; see `depth` and `unjudged_as_zero`")
-        (output / SUMMARY_FILE).unlink(missing_ok=True)  # an older one must not vouch for files of which only some are replaced
+            raise InputError(
+                "no pairs: no two judged or labelled candidates have adjacent grades; see `depth` and "
+                "`unjudged_as_zero`"
+            )
+        # an older one must not vouch for files of which only some are replaced
+        (output / SUMMARY_FILE).unlink(missing_ok=True)
         described = {"settings": asdict(settings), "collections": [count.to_dict() for count in counts]}
         json.dump({**described, "labels": provenance} if provenance else described, summary, indent=2)
         summary.write("\n")
@@ -145,7 +167,9 @@ def _check_names(collections: Sequence[Collection]) -> None:
     names = Counter(collection.name for collection in collections)
     twice = next((name for name, number in names.items() if number > 1), None)
     if twice is not None:
-        raise InputError(f"two collections are called {twice!r}; rename one folder, the name becomes part of the context ids")
+        raise InputError(
+            f"two collections are called {twice!r}; rename one folder, the name becomes part of the context ids"
+        )
 
 
 def _preferences(
@@ -155,7 +179,9 @@ def _preferences(
     queries = collection.queries()
     unknown = next((query_id for query_id in run if query_id not in queries), None)
     if unknown is not None:
-        raise InputError(f"{collection.run_path}: query {unknown!r} is not in {collection.queries_path}; add its text or remove it")
+        raise InputError(
+            f"{collection.run_path}: query {unknown!r} is not in {collection.queries_path}; add its text or remove it"
+        )
     labelled_run = {query_id: rows[: settings.depth] for query_id, rows in run.items() if query_id in labels}
     count.queries, count.unjudged_queries = len(run), len(run) - len(labelled_run)
     texts = collection.documents({row.doc_id for rows in labelled_run.values() for row in rows}) if labelled_run else {}
@@ -188,7 +214,13 @@ def _candidates(
     return [
         (
             ContextDocument(
-                row.doc_id, texts[row.doc_id].title, texts[row.doc_id].text, row.rank, grade, label.teacher_score, label.grade_from
+                row.doc_id,
+                texts[row.doc_id].title,
+                texts[row.doc_id].text,
+                row.rank,
+                grade,
+                label.teacher_score,
+                label.grade_from,
             ),
             label.grade is not None,
         )
@@ -196,15 +228,24 @@ def _candidates(
     ]
 
 
-def _cut(candidates: list[tuple[ContextDocument, bool]], name: str, settings: PairSettings) -> list[tuple[ContextDocument, bool]]:
-    """The candidates with the first words of their texts: as many for all of a query, so that no length betrays a label."""
+def _cut(
+    candidates: list[tuple[ContextDocument, bool]], name: str, settings: PairSettings
+) -> list[tuple[ContextDocument, bool]]:
+    """The candidates with the first words of their texts: as many for all of a query, so that no length betrays a
+    label.
+    """
     if not settings.list_words:
         return candidates
     words = int(generator(settings.seed, "words", name).choice(settings.list_words))
-    return [(replace(document, text=" ".join(document.text.split()[:words])), is_judged) for document, is_judged in candidates]
+    return [
+        (replace(document, text=" ".join(document.text.split()[:words])), is_judged)
+        for document, is_judged in candidates
+    ]
 
 
-def _lists(name: str, documents: Sequence[ContextDocument], settings: PairSettings) -> Iterator[tuple[str, Sequence[int]]]:
+def _lists(
+    name: str, documents: Sequence[ContextDocument], settings: PairSettings
+) -> Iterator[tuple[str, Sequence[int]]]:
     """The contexts of one query as (context id, indices into its candidates): the whole list, sub-lists, or both."""
     if not settings.sublists or settings.keep_full_list:
         yield name, range(len(documents))
@@ -212,9 +253,13 @@ def _lists(name: str, documents: Sequence[ContextDocument], settings: PairSettin
         # a generator for every list: adding a collection or leaving out a query changes no other list
         rng = generator(settings.seed, "sublists", name)
         if settings.sublists_by == "score":
-            drawn = sample_strata([document.teacher_score for document in documents], settings.sublists, settings.sublist_size, rng)
+            drawn = sample_strata(
+                [document.teacher_score for document in documents], settings.sublists, settings.sublist_size, rng
+            )
         else:
-            drawn = sample_sublists([document.grade for document in documents], settings.sublists, settings.sublist_size, rng)
+            drawn = sample_sublists(
+                [document.grade for document in documents], settings.sublists, settings.sublist_size, rng
+            )
         for number, members in enumerate(drawn):
             yield f"{name}/sublist-{number}", members.tolist()
 

@@ -42,11 +42,16 @@ def write_collection(
     with atomic_folder(folder) as made:
         with atomic_write(made / "queries.tsv") as stream:
             stream.writelines(f"{query_id}\t{text}\n" for query_id, text in queries.items())
-        rows = ({"docid": document.doc_id, "title": document.title, "text": document.text} for document in documents.values())
+        rows = (
+            {"docid": document.doc_id, "title": document.title, "text": document.text}
+            for document in documents.values()
+        )
         write_jsonl(made / "corpus.jsonl", rows)
         with atomic_write(made / "qrels.txt") as stream:
             for query_id in queries:
-                stream.writelines(f"{query_id} 0 {doc_id} {grade}\n" for doc_id, grade in qrels.get(query_id, {}).items())
+                stream.writelines(
+                    f"{query_id} 0 {doc_id} {grade}\n" for doc_id, grade in qrels.get(query_id, {}).items()
+                )
         write_run(made / "run.bm25.txt", run, tag)
         if facts is not None:
             write_json(made / FACTS_FILE, facts)

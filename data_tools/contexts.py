@@ -32,7 +32,9 @@ class ContextDocument:
     def to_dict(self) -> dict[str, Any]:
         """Its object in contexts.jsonl; what only a teacher gives is left out where there is none."""
         row = {name: getattr(self, name) for name in ("doc_id", "title", "text", "rank", "grade")}
-        return row | {name: value for name in ("teacher_score", "grade_from") if (value := getattr(self, name)) is not None}
+        return row | {
+            name: value for name in ("teacher_score", "grade_from") if (value := getattr(self, name)) is not None
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,10 @@ def iterate_contexts(path: Path) -> Iterator[Context]:
         context_id, query_id, query = (_string(path, number, row, key) for key in ("context_id", "query_id", "query"))
         listed = row.get("documents")
         if not isinstance(listed, list) or not listed:
-            raise InputError(f"{path}:{number}: context {context_id!r} needs a list of 'documents'; make the file with 'headrank pairs'")
+            raise InputError(
+                f"{path}:{number}: context {context_id!r} needs a list of 'documents'; make the file with 'headrank "
+                "pairs'"
+            )
         documents = tuple(_document(path, number, item) for item in listed)
         if len({document.doc_id for document in documents}) < len(documents):
             raise InputError(f"{path}:{number}: context {context_id!r} has a document twice; remove one")
@@ -85,12 +90,16 @@ def iterate_pairs(path: Path) -> Iterator[Pair]:
         names = [_string(path, number, row, key) for key in ("context_id", "query_id", "chosen", "rejected")]
         grades = [_integer(path, number, row, key) for key in ("chosen_grade", "rejected_grade")]
         if grades[0] <= grades[1]:
-            raise InputError(f"{path}:{number}: chosen_grade {grades[0]} is not above rejected_grade {grades[1]}; swap the documents")
+            raise InputError(
+                f"{path}:{number}: chosen_grade {grades[0]} is not above rejected_grade {grades[1]}; swap the documents"
+            )
         yield Pair(names[0], names[1], names[2], names[3], grades[0], grades[1])
 
 
 def iterate_contexts_with_pairs(directory: Path) -> Iterator[tuple[Context, list[tuple[int, int]]]]:
-    """Each context with its pairs as list indices. Both files are read once, side by side: they must be in the same order."""
+    """Each context with its pairs as list indices. Both files are read once, side by side: they must be in the same
+    order.
+    """
     pairs = iterate_pairs(directory / PAIRS_FILE)
     pair, seen = next(pairs, None), set()
     for context in iterate_contexts(directory / CONTEXTS_FILE):
@@ -107,25 +116,32 @@ def iterate_contexts_with_pairs(directory: Path) -> Iterator[tuple[Context, list
         yield context, chosen
     if pair is not None:
         state = "stands after the pairs of a later context" if pair.context_id in seen else f"is not in {CONTEXTS_FILE}"
-        raise InputError(f"{directory / PAIRS_FILE}: context {pair.context_id!r} {state}; both files need the same order of contexts")
+        raise InputError(
+            f"{directory / PAIRS_FILE}: context {pair.context_id!r} {state}; both files need the same order of contexts"
+        )
 
 
 def pair_indices(directory: Path, pair: Pair, places: Mapping[str, tuple[int, int | None]]) -> tuple[int, int]:
-    """The pair's places in its context, given as document id -> (place, grade); ids and grades must be the context's."""
+    """The pair's places in its context, given as document id -> (place, grade); ids and grades must be the
+    context's.
+    """
     found = []
     for doc_id, grade in ((pair.chosen, pair.chosen_grade), (pair.rejected, pair.rejected_grade)):
         index, known = places.get(doc_id, (None, None))
         if index is None or known != grade:
             state = "is not in" if index is None else f"has grade {grade} here and {known} in"
             raise InputError(
-                f"{directory / PAIRS_FILE}: document {doc_id!r} {state} context {pair.context_id!r}; build both files together"
+                f"{directory / PAIRS_FILE}: document {doc_id!r} {state} context {pair.context_id!r}; build both "
+                "files together"
             )
         found.append(index)
     return found[0], found[1]
 
 
 def origin_of_lists(directory: str | Path) -> dict[str, str]:
-    """Collection -> how many lists of it a folder holds and who labelled them, as pairs.summary.json says; empty without that file."""
+    """Collection -> how many lists of it a folder holds and who labelled them, as pairs.summary.json says; empty
+    without that file.
+    """
     path = Path(directory) / SUMMARY_FILE
     summary = read_json(path) if path.is_file() else {}
     if not isinstance(summary, dict):
@@ -135,7 +151,11 @@ def origin_of_lists(directory: str | Path) -> dict[str, str]:
     for one in summary.get("collections") or []:
         name, labels = str(one["name"]), ", judged"
         if name in teachers:
-            teacher = teachers[name].get("inputs", {}).get("teacher", {}).get("name") or teachers[name].get("tag") or "a scored run"
+            teacher = (
+                teachers[name].get("inputs", {}).get("teacher", {}).get("name")
+                or teachers[name].get("tag")
+                or "a scored run"
+            )
             labels = f", labels of {teacher}"
         found[name] = f"{one['contexts']:,} lists{labels}"
     return found
@@ -149,11 +169,15 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 def _document(path: Path, number: int, row: object) -> ContextDocument:
     if not isinstance(row, dict):
         raise InputError(f"{path}:{number}: a document is {str(row)[:80]!r}, not an object")
-    doc_id, title, text = (_string(path, number, row, key, may_be_empty=key != "doc_id") for key in ("doc_id", "title", "text"))
+    doc_id, title, text = (
+        _string(path, number, row, key, may_be_empty=key != "doc_id") for key in ("doc_id", "title", "text")
+    )
     grade = None if row.get("grade") is None else _integer(path, number, row, "grade")
     score, source = _score(path, number, row), row.get("grade_from")
     if source is not None and not isinstance(source, str):
-        raise InputError(f"{path}:{number}: 'grade_from' is {source!r}, not a string; make the file with 'headrank pairs'")
+        raise InputError(
+            f"{path}:{number}: 'grade_from' is {source!r}, not a string; make the file with 'headrank pairs'"
+        )
     return ContextDocument(doc_id, title, text, _integer(path, number, row, "rank"), grade, score, source)
 
 
@@ -162,7 +186,9 @@ def _score(path: Path, number: int, row: Mapping[str, Any]) -> float | None:
     if value is None:
         return None
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
-        raise InputError(f"{path}:{number}: 'teacher_score' is {value!r}, not a finite number; make the file with 'headrank pairs'")
+        raise InputError(
+            f"{path}:{number}: 'teacher_score' is {value!r}, not a finite number; make the file with 'headrank pairs'"
+        )
     return float(value)
 
 

@@ -1,7 +1,8 @@
 """The order of samples in an epoch: a keyed permutation with random access and no memory.
 
-A list of shuffled indices would cost gigabytes for hundreds of millions of pairs and must be rebuilt to resume. A Feistel
-network permutes a slightly larger power-of-four range; stepping until the value is below n keeps it a permutation of n.
+A list of shuffled indices would cost gigabytes for hundreds of millions of pairs and must be rebuilt to resume. A
+Feistel network permutes a slightly larger power-of-four range; stepping until the value is below n keeps it a
+permutation of n.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Public training sets -> collection folders that ``headrank pairs`` and ``headrank label`` take.
 
-A collection holds the queries, their passages, qrels.txt (1 good, 0 bad) and a run. The sets have no first stage, so the
-run is a shuffle of each list, seeded by the query: good passages first would be a trap. A teacher's scores, where the file has them,
-become labels/NAME.trec for ``headrank pairs --labels``. With ``queries_per_part`` there are several folders NAME-0000, ...:
-later steps hold one collection at a time in memory.
+A collection holds the queries, their passages, qrels.txt (1 good, 0 bad) and a run. The sets have no first stage, so
+the run is a shuffle of each list, seeded by the query: good passages first would be a trap. A teacher's scores, where
+the file has them, become labels/NAME.trec for ``headrank pairs --labels``. With ``queries_per_part`` there are several
+folders NAME-0000, ...: later steps hold one collection at a time in memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ from typing import IO, Any
 from data_tools.collection_files import require_free
 from data_tools.labels.sources import PROVENANCE_FORMAT, provenance_path
 from data_tools.sources.list_database import SINGULAR, ListDatabase, StoredCandidate
-from data_tools.sources.training_lists import Passage, TrainingList, format_of, read_id_texts, read_training_lists, text_id
+from data_tools.sources.training_lists import (
+    Passage,
+    TrainingList,
+    format_of,
+    read_id_texts,
+    read_training_lists,
+    text_id,
+)
 from headrank.errors import InputError
 from headrank.files import atomic_write, put_in_place, write_json
 from headrank.provenance import versions
@@ -33,7 +40,9 @@ Watch = Callable[[Iterable[Any], str], Iterator[Any]]
 
 @dataclass(frozen=True)
 class ImportSettings:
-    """What is kept: at most ``max_negatives`` bad passages of a query and ``max_queries`` queries, drawn with ``seed``; 0 keeps all."""
+    """What is kept: at most ``max_negatives`` bad passages of a query and ``max_queries`` queries, drawn with
+    ``seed``; 0 keeps all.
+    """
 
     max_negatives: int = 0
     max_queries: int = 0
@@ -66,7 +75,10 @@ def import_lists(
 ) -> ImportCounts:
     """Write ``output``; it appears whole or not at all. ``queries`` and ``passages`` explain the ids of id triples."""
     if (queries is None) != (passages is None):
-        raise InputError("`queries` and `passages` explain the ids of triples together; give both, or none for files that hold the texts")
+        raise InputError(
+            "`queries` and `passages` explain the ids of triples together; give both, or none for files that hold "
+            "the texts"
+        )
     require_free(output)
     forms = {str(path): "id-triples" if passages is not None else format_of(path) for path in files}
     output.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -81,9 +93,13 @@ def import_lists(
             made = temporary / "made"
             counts = _write_parts(database, made, output.name, settings, watch)
         facts = {
-            "sources": [{"file": Path(path).name, "bytes": Path(path).stat().st_size, "format": form} for path, form in forms.items()],
+            "sources": [
+                {"file": Path(path).name, "bytes": Path(path).stat().st_size, "format": form}
+                for path, form in forms.items()
+            ],
             "settings": asdict(settings),
-            "counts": asdict(counts) | {"lines": database.counts["lines"], "good and bad": database.counts["good and bad"]},
+            "counts": asdict(counts)
+            | {"lines": database.counts["lines"], "good and bad": database.counts["good and bad"]},
             "run": "a shuffle of each list, seeded by the query; there was no first stage",
             "versions": versions(),
         }
@@ -97,7 +113,9 @@ def import_lists(
 
 
 def _read(path: str, form: str, database: ListDatabase, settings: ImportSettings, watch: Watch) -> None:
-    """Store a file. Of triples, a query's bad passages beyond the wanted number are not even stored: there can be a thousand."""
+    """Store a file. Of triples, a query's bad passages beyond the wanted number are not even stored: there can be a
+    thousand.
+    """
     taken: dict[int, int] = {}
     is_triples = form.endswith("triples")
     for listed in watch(read_training_lists(path, form), Path(path).name):
@@ -140,7 +158,9 @@ def _write_parts(database: ListDatabase, made: Path, name: str, settings: Import
         if part is None or (settings.queries_per_part and part.num_queries == settings.queries_per_part):
             if part is not None:
                 part.finish()
-            part = _Part(database, made, f"{name}-{counts.folders:04d}" if settings.queries_per_part else "", name, counts)
+            part = _Part(
+                database, made, f"{name}-{counts.folders:04d}" if settings.queries_per_part else "", name, counts
+            )
         part.add(query_id, text, listed)
     if part is None:
         raise InputError("no query has a good and a bad passage; nothing can be learned from these lists")
@@ -177,7 +197,10 @@ class _Part:
         self.folder.mkdir(parents=True)
         self.labels_path = made / LABELS_FOLDER / f"{self.tag}.trec"
         self._files = contextlib.ExitStack()
-        opened = [self._files.enter_context(atomic_write(self.folder / file)) for file in ("queries.tsv", "qrels.txt", "run.bm25.txt")]
+        opened = [
+            self._files.enter_context(atomic_write(self.folder / file))
+            for file in ("queries.tsv", "qrels.txt", "run.bm25.txt")
+        ]
         self.queries, self.qrels, self.run = opened
         self.labels: IO[str] | None = None
         database.start_part()
@@ -218,5 +241,10 @@ class _Part:
 def _describe_labels(folder: Path, facts: dict[str, Any]) -> None:
     """What ``headrank pairs`` keeps with every label: where the scores came from."""
     for run in sorted(folder.glob("*.trec")):
-        about = {"format": PROVENANCE_FORMAT, "is_complete": True, "tag": "teacher", "inputs": {"teacher": "scores in the imported files"}}
+        about = {
+            "format": PROVENANCE_FORMAT,
+            "is_complete": True,
+            "tag": "teacher",
+            "inputs": {"teacher": "scores in the imported files"},
+        }
         write_json(provenance_path(run), {**about, **facts})

@@ -1,7 +1,7 @@
 """Lists of the late layout tokenised once: every different passage once, every context's query, memory-mapped.
 
-A passage's tokens depend on its text and the prompt alone, so a passage that stands in many lists is stored once. While a cache
-is built a table of digests (some hundred bytes per passage) is in memory; reading needs none.
+A passage's tokens depend on its text and the prompt alone, so a passage that stands in many lists is stored once. While
+a cache is built a table of digests (some hundred bytes per passage) is in memory; reading needs none.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class LateCache(ListArrays):
     def passage(self, number: int) -> EncodedPassage:
         """One passage by its number in ``members``."""
         start = int(self.passage_ends[number - 1]) if number else 0
-        return EncodedPassage(np.array(self.passage_tokens[start : int(self.passage_ends[number])]), bool(self.is_shortened[number]))
+        return EncodedPassage(
+            np.array(self.passage_tokens[start : int(self.passage_ends[number])]), bool(self.is_shortened[number])
+        )
 
     def lengths_of(self, numbers: np.ndarray) -> np.ndarray:
         """Tokens of passages by their numbers."""
@@ -83,7 +85,10 @@ def open_late_cache(directory: Path, encoder: LateEncoder, cache: Path | None = 
 
 def late_cache_key(directory: Path, encoder: LateEncoder) -> str:
     """Sixteen hex digits over everything that decides the tokens."""
-    probe = encoder.encode_query("which one?"), encoder.encode_passages([("A title", "The first text, with 1 number.")])[0]
+    probe = (
+        encoder.encode_query("which one?"),
+        encoder.encode_passages([("A title", "The first text, with 1 number.")])[0],
+    )
     parts = {
         "format": FORMAT,
         "contexts": file_digest(directory / CONTEXTS_FILE),
@@ -91,14 +96,21 @@ def late_cache_key(directory: Path, encoder: LateEncoder) -> str:
         "tokenizer": tokenizer_digest(encoder),
         "template": encoder.template.identity,
         "max_length": encoder.max_length,
-        "probe": [encoder.opening_ids.tolist(), probe[0].input_ids.tolist(), probe[0].first_row, probe[1].input_ids.tolist()],
+        "probe": [
+            encoder.opening_ids.tolist(),
+            probe[0].input_ids.tolist(),
+            probe[0].first_row,
+            probe[1].input_ids.tolist(),
+        ],
     }
     return fingerprint(parts)
 
 
 def token_digest(tokens: np.ndarray) -> int:
     """A 64-bit number of some tokens."""
-    return int.from_bytes(hashlib.blake2b(np.ascontiguousarray(tokens, np.int32).tobytes(), digest_size=8).digest(), "little")
+    return int.from_bytes(
+        hashlib.blake2b(np.ascontiguousarray(tokens, np.int32).tobytes(), digest_size=8).digest(), "little"
+    )
 
 
 def _write_contexts(directory: Path, encoder: LateEncoder, writer: ArrayWriter) -> None:
@@ -117,7 +129,11 @@ def _write_contexts(directory: Path, encoder: LateEncoder, writer: ArrayWriter) 
 
 
 def _add_passages(
-    contexts: Sequence[Context], encoder: LateEncoder, writer: ArrayWriter, known: dict[bytes, int], ends: dict[str, int]
+    contexts: Sequence[Context],
+    encoder: LateEncoder,
+    writer: ArrayWriter,
+    known: dict[bytes, int],
+    ends: dict[str, int],
 ) -> list[list[int]]:
     """Write the passages that are new and return the passage number of every document."""
     members, new = [], []

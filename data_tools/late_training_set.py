@@ -1,9 +1,9 @@
 """Training lists of the late layout: a query and some passages of its list, drawn anew in every epoch.
 
-A list keeps 16 or 40 labelled passages and one visit computes ``passages_per_query`` of them. Which ones depends on the seed, the
-epoch and the context alone. With a teacher they are spread over its order, one from each stratum, so that the best and the worst
-are always represented; without one a preference pair comes first and chance fills the rest. Pairs are those of pairs.jsonl
-whose passages were both drawn. Empty passages are never drawn: there is nothing to attend to.
+A list keeps 16 or 40 labelled passages and one visit computes ``passages_per_query`` of them. Which ones depends on the
+seed, the epoch and the context alone. With a teacher they are spread over its order, one from each stratum, so that the
+best and the worst are always represented; without one a preference pair comes first and chance fills the rest. Pairs
+are those of pairs.jsonl whose passages were both drawn. Empty passages are never drawn: there is nothing to attend to.
 """
 
 from __future__ import annotations
@@ -120,7 +120,9 @@ class LateTrainingSet:
     def at(self, global_index: int) -> LateSample:
         """The sample with this number since the start of training: the same whatever was asked before."""
         folder, inner, epoch = self._mixture.at(global_index)
-        return self._assemble(int(self._starts[folder]) + inner, self._draw(self.caches[folder], inner, (self.seed, folder, epoch)))
+        return self._assemble(
+            int(self._starts[folder]) + inner, self._draw(self.caches[folder], inner, (self.seed, folder, epoch))
+        )
 
     def shard(self, start: int, rank: int, world_size: int) -> Iterator[int]:
         """Global indices of one data-parallel rank, for ever; consecutive samples go to consecutive ranks."""
@@ -202,6 +204,7 @@ def _check_lists(directory: Path, cache: LateCache, needs_pairs: bool) -> None:
         raise InputError(f"{directory}: all passages of context {cache.names_of(number)[0]!r} are empty; remove it")
     for number in np.flatnonzero(np.diff(cache.pair_starts) == 0)[:1] if needs_pairs else ():
         raise InputError(
-            f"{directory}: context {cache.names_of(number)[0]!r} has no preference pair; make the file with 'headrank pairs', or train on "
+            f"{directory}: context {cache.names_of(number)[0]!r} has no preference pair; make the file with "
+            "'headrank pairs', or train on "
             "a teacher's scores alone: `loss` teacher"
         )

@@ -1,8 +1,8 @@
 """Several training folders as one stream of lists, with shares: which list comes next, from its number alone.
 
-Without shares an epoch shows every list of every folder once, in one order. With shares (``DIR=3``) a fixed cycle of slots is
-dealt to the folders; each folder then has epochs of its own, so a small one with a large share is repeated more often. Either way
-nothing is drawn in memory and a run resumes at any number.
+Without shares an epoch shows every list of every folder once, in one order. With shares (``DIR=3``) a fixed cycle of
+slots is dealt to the folders; each folder then has epochs of its own, so a small one with a large share is repeated
+more often. Either way nothing is drawn in memory and a run resumes at any number.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class ListMixture:
         self._slots = None if shares is None else generator(seed, "mixture").permutation(_deal(shares))
         if self._slots is not None:
             self._counts = np.bincount(self._slots, minlength=len(sizes))
-            self._places = np.array([int((self._slots[:slot] == folder).sum()) for slot, folder in enumerate(self._slots)])
+            self._places = np.array(
+                [int((self._slots[:slot] == folder).sum()) for slot, folder in enumerate(self._slots)]
+            )
         self._orders: dict[int, tuple[int, EpochOrder]] = {}
 
     def __len__(self) -> int:

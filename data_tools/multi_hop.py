@@ -18,7 +18,9 @@ from headrank.formats import Document, Qrels, read_run
 
 
 def read_multi_hop(benchmark: Benchmark, path: Path, run: str | None, colbert: str | None, watch: Watch) -> Material:
-    """From ICR's file (it holds the candidates), or from HippoRAG's with the corpus beside it and a run, or ColBERT to make one."""
+    """From ICR's file (it holds the candidates), or from HippoRAG's with the corpus beside it and a run, or ColBERT
+    to make one.
+    """
     questions = read_questions(path)
     queries = {question.query_id: question.text for question in questions}
     corpus_path = corpus_beside(path)
@@ -31,15 +33,21 @@ def read_multi_hop(benchmark: Benchmark, path: Path, run: str | None, colbert: s
     wanted = dict.fromkeys(doc_id for ranked in candidates.values() for doc_id, _ in ranked)
     missing = [doc_id for doc_id in wanted if doc_id not in by_id]
     if missing:
-        raise InputError(f"{corpus_path}: {len(missing)} candidates are not in it, the first is {missing[0]!r}; is it the run's corpus?")
+        raise InputError(
+            f"{corpus_path}: {len(missing)} candidates are not in it, the first is {missing[0]!r}; is it the run's "
+            "corpus?"
+        )
     return Material(queries, qrels, candidates, {doc_id: by_id[doc_id] for doc_id in wanted}, origin)
 
 
-def _from_lists(benchmark: Benchmark, path: Path, questions: list[Question], queries: dict[str, str], other: str | None) -> Material:
+def _from_lists(
+    benchmark: Benchmark, path: Path, questions: list[Question], queries: dict[str, str], other: str | None
+) -> Material:
     """ICR's file: the paragraphs of a question are its candidates, best first."""
     if any(question.is_matched_by_title or question.num_gold is None for question in questions):
         raise InputError(
-            f"{path}: questions without candidates, and no {corpus_beside(path).name} beside them; put HippoRAG's corpus there, or give "
+            f"{path}: questions without candidates, and no {corpus_beside(path).name} beside them; put HippoRAG's "
+            "corpus there, or give "
             "ICR's file with the ColBERTv2 lists (its questions have 'num_gold_docs')"
         )
     if other is not None:
@@ -50,20 +58,29 @@ def _from_lists(benchmark: Benchmark, path: Path, questions: list[Question], que
     for question in questions:
         listed: dict[str, int] = {}
         for paragraph in question.paragraphs:
-            document = documents.setdefault(paragraph.key, Document(f"p{len(documents)}", paragraph.title, paragraph.text))
+            document = documents.setdefault(
+                paragraph.key, Document(f"p{len(documents)}", paragraph.title, paragraph.text)
+            )
             listed[document.doc_id] = max(listed.get(document.doc_id, 0), paragraph.grade or 0)
         found = [doc_id for doc_id, grade in listed.items() if grade]
         # as ICR counts them: no list of N can hold more than N
         missing = min(question.num_gold or 0, benchmark.depth) - len(found)
         if missing < 0:
             raise InputError(
-                f"{path}: question {question.query_id}: {len(found)} supporting paragraphs, and num_gold_docs is {question.num_gold}"
+                f"{path}: question {question.query_id}: {len(found)} supporting paragraphs, and num_gold_docs is "
+                f"{question.num_gold}"
             )
         unretrieved = [f"unretrieved-{question.query_id}-{place}" for place in range(missing)]
         qrels[question.query_id] = dict.fromkeys([*found, *unretrieved], 1)
         run[question.query_id] = [(doc_id, float(len(listed) - place)) for place, doc_id in enumerate(listed)]
     by_id = {document.doc_id: document for document in documents.values()}
-    return Material(queries, {query_id: grades for query_id, grades in qrels.items() if grades}, run, by_id, f"the lists of {path.name}")
+    return Material(
+        queries,
+        {query_id: grades for query_id, grades in qrels.items() if grades},
+        run,
+        by_id,
+        f"the lists of {path.name}",
+    )
 
 
 def _judge(path: Path, corpus_path: Path, questions: list[Question], documents: Sequence[Document]) -> Qrels:
@@ -82,7 +99,8 @@ def _judge(path: Path, corpus_path: Path, questions: list[Question], documents: 
                 doc_id = by_title.get(paragraph.key[0])
             if doc_id is None:
                 raise InputError(
-                    f"{path}: question {question.query_id}: its supporting paragraph {paragraph.title!r} is not in {corpus_path.name}; do "
+                    f"{path}: question {question.query_id}: its supporting paragraph {paragraph.title!r} is not in "
+                    f"{corpus_path.name}; do "
                     "they belong together?"
                 )
             qrels.setdefault(question.query_id, {})[doc_id] = 1
@@ -104,11 +122,15 @@ def _candidates(
         path = Path(run)
         if "\t" in _first_line(path):  # ColBERT's own ranking file
             return read_ranking(path, len(queries)), path.name
-        return {query_id: rows for query_id, rows in ranked_run(read_run(path)).items() if query_id in queries}, path.name
+        return {
+            query_id: rows for query_id, rows in ranked_run(read_run(path)).items() if query_id in queries
+        }, path.name
     if colbert is None:
         raise InputError(
-            f"{corpus_path.with_name(corpus_path.name.replace('_corpus', ''))}: HippoRAG's file has no candidates; give a run of "
-            f"{benchmark.retriever} with `run` (TREC, or ColBERT's ranking.tsv), or let {COLBERT_V2} make them with `colbert`"
+            f"{corpus_path.with_name(corpus_path.name.replace('_corpus', ''))}: HippoRAG's file has no candidates; "
+            "give a run of "
+            f"{benchmark.retriever} with `run` (TREC, or ColBERT's ranking.tsv), or let {COLBERT_V2} make them with "
+            "`colbert`"
         )
     blocks = search_colbert(load_colbert(colbert), list(watch(documents)), queries, RETRIEVAL_DEPTH)
     return blocks, f"{colbert}, exact MaxSim"

@@ -15,7 +15,9 @@ SUBLISTS_BY = ("chance", "score")  # how sub-lists are drawn: sample_sublists, s
 
 
 def known_grades(grades: Grades, *, unjudged_as_zero: bool = False) -> list[int | None]:
-    """The grades that count: negative ones (TREC's marks for spam) are not relevant, unjudged stay unknown or become 0."""
+    """The grades that count: negative ones (TREC's marks for spam) are not relevant, unjudged stay unknown or become
+    0.
+    """
     unknown = 0 if unjudged_as_zero else None
     # TREC marks spam with grades below 0; as levels of their own they would make pairs among bad passages
     return [unknown if grade is None else max(grade, 0) for grade in grades]
@@ -62,7 +64,10 @@ def cap_pairs(pairs: np.ndarray, grades: Grades, limit: int, rng: np.random.Gene
     levels = np.array([grades[chosen] for chosen, _ in pairs])
     names, counts = np.unique(levels, return_counts=True)
     quotas = _even_quotas(counts, limit)
-    kept = [rng.choice(np.flatnonzero(levels == name), quota, replace=False) for name, quota in zip(names, quotas, strict=True)]
+    kept = [
+        rng.choice(np.flatnonzero(levels == name), quota, replace=False)
+        for name, quota in zip(names, quotas, strict=True)
+    ]
     return pairs[np.sort(np.concatenate(kept))]
 
 
@@ -81,10 +86,12 @@ def _even_quotas(counts: np.ndarray, total: int) -> np.ndarray:
 
 
 def sample_sublists(grades: Grades, count: int, sizes: tuple[int, int], rng: np.random.Generator) -> list[np.ndarray]:
-    """Up to ``count`` different sorted index lists of ``sizes`` (smallest, largest) documents, each with an adjacent pair among them.
+    """Up to ``count`` different sorted index lists of ``sizes`` (smallest, largest) documents, each with an adjacent
+    pair among them.
 
-    A length is drawn evenly, then a pair, and the other places are filled evenly from the rest of the list, so every list has
-    something to learn from. A list that is shorter than what is drawn gives itself; one without adjacent pairs gives nothing.
+    A length is drawn evenly, then a pair, and the other places are filled evenly from the rest of the list, so every
+    list has something to learn from. A list that is shorter than what is drawn gives itself; one without adjacent pairs
+    gives nothing.
     """
     smallest, largest = sizes
     pairs = adjacent_pairs(grades)
@@ -106,12 +113,16 @@ def sample_sublists(grades: Grades, count: int, sizes: tuple[int, int], rng: np.
     return list(found.values())
 
 
-def sample_strata(scores: Sequence[float | None], count: int, sizes: tuple[int, int], rng: np.random.Generator) -> list[np.ndarray]:
-    """Up to ``count`` different sorted index lists of ``sizes`` (smallest, largest) documents, spread over a teacher's scores.
+def sample_strata(
+    scores: Sequence[float | None], count: int, sizes: tuple[int, int], rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Up to ``count`` different sorted index lists of ``sizes`` (smallest, largest) documents, spread over a teacher's
+    scores.
 
-    The scored documents, best first, are cut into as many strata of nearly equal size as a list has documents, and one is drawn
-    from each: the best and the worst are always represented, as an even draw of 8 from 20 would often not do. Documents without
-    a score are never drawn; a query with no more of them than the smallest size gives one list of all that are scored.
+    The scored documents, best first, are cut into as many strata of nearly equal size as a list has documents, and one
+    is drawn from each: the best and the worst are always represented, as an even draw of 8 from 20 would often not do.
+    Documents without a score are never drawn; a query with no more of them than the smallest size gives one list of all
+    that are scored.
     """
     smallest, largest = sizes
     scored = np.array([index for index, score in enumerate(scores) if score is not None], np.int64)

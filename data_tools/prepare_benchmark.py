@@ -1,4 +1,6 @@
-"""Make a benchmark out of local files, ir_datasets or Pyserini, and compare its candidates with the paper's first-stage row."""
+"""Make a benchmark out of local files, ir_datasets or Pyserini, and compare its candidates with the paper's
+first-stage row.
+"""
 
 from __future__ import annotations
 
@@ -54,14 +56,17 @@ def _unwatched(documents: Iterable[Document]) -> Iterable[Document]:
 def read_material(
     benchmark: Benchmark, source: str, watch: Watch = _unwatched, *, run: str | None = None, colbert: str | None = None
 ) -> Material:
-    """Queries, judgements, candidates and texts from a collection folder, a BEIR folder, a file FILE.json of a multi-hop set,
-    'ir_datasets[:ID]', or 'pyserini'.
+    """Queries, judgements, candidates and texts from a collection folder, a BEIR folder, a file FILE.json of a
+    multi-hop set, 'ir_datasets[:ID]', or 'pyserini'.
 
-    ``run`` is a file of candidates instead of the source's own; ``colbert`` a model that makes them for a multi-hop set.
+    ``run`` is a file of candidates instead of the source's own; ``colbert`` a model that makes them for a multi-hop
+    set.
     """
     if source.endswith(".json"):
         if benchmark.group != "multi-hop":
-            raise InputError(f"{source}: JSON files are read for hotpotqa, 2wiki and musique; give a folder for {benchmark.name}")
+            raise InputError(
+                f"{source}: JSON files are read for hotpotqa, 2wiki and musique; give a folder for {benchmark.name}"
+            )
         from data_tools.multi_hop import read_multi_hop
 
         return read_multi_hop(benchmark, Path(source), run, colbert, watch)
@@ -87,21 +92,29 @@ def read_material(
     run_path = Path(run) if run is not None else own if own.is_file() else run_path
     queries = _judged(queries, qrels, str(folder))
     if run_path is not None:
-        candidates = {query_id: rows for query_id, rows in ranked_run(read_run(run_path)).items() if query_id in queries}
+        candidates = {
+            query_id: rows for query_id, rows in ranked_run(read_run(run_path)).items() if query_id in queries
+        }
         if not candidates:
-            raise InputError(f"{run_path}: no query of the run is judged; do the run and the judgements belong together?")
+            raise InputError(
+                f"{run_path}: no query of the run is judged; do the run and the judgements belong together?"
+            )
         origin = run_path.name
     elif benchmark.retriever == "bm25":
         candidates = search_all(Bm25Index(watch(iterate_corpus(corpus_path))), queries, RETRIEVAL_DEPTH)
         origin = "bm25s over the whole corpus"
     else:
-        raise InputError(f"{folder}: {own.name} is missing; {benchmark.title} needs candidates of {benchmark.retriever}")
+        raise InputError(
+            f"{folder}: {own.name} is missing; {benchmark.title} needs candidates of {benchmark.retriever}"
+        )
     documents = _texts(corpus_path, candidates)
     return Material(queries, qrels, candidates, documents, origin)
 
 
 def _retriever_of(folder: Path) -> str:
-    """Whose candidates a collection's run.bm25.txt holds: BM25's, unless 'benchmark prepare' put others there and said so."""
+    """Whose candidates a collection's run.bm25.txt holds: BM25's, unless 'benchmark prepare' put others there and
+    said so.
+    """
     path = folder / "benchmark.json"
     about = read_json(path) if path.is_file() else None
     return str(about.get("retriever", "bm25")) if isinstance(about, dict) else "bm25"
@@ -115,20 +128,28 @@ def _judged(queries: dict[str, str], qrels: Qrels, source: str) -> dict[str, str
 
 
 def _from_ir_datasets(benchmark: Benchmark, dataset_id: str | None, watch: Watch) -> Material:
-    from data_tools.sources.ir_datasets_source import iterate_dataset, load_dataset, read_dataset_qrels, read_dataset_queries
+    from data_tools.sources.ir_datasets_source import (
+        iterate_dataset,
+        load_dataset,
+        read_dataset_qrels,
+        read_dataset_queries,
+    )
 
     if dataset_id is None:
         raise InputError(f"{benchmark.name}: ir_datasets does not have it as the paper uses it; {benchmark.source}")
     if benchmark.retriever != "bm25":
         raise InputError(
-            f"{benchmark.name}: needs candidates of {benchmark.retriever}, and ir_datasets has none; give a folder with `from`"
+            f"{benchmark.name}: needs candidates of {benchmark.retriever}, and ir_datasets has none; give a folder "
+            "with `from`"
         )
     dataset = load_dataset(dataset_id)
     qrels = read_dataset_qrels(dataset, dataset_id)
     queries = _judged(read_dataset_queries(dataset, dataset_id), qrels, f"ir_datasets {dataset_id}")
     run = search_all(Bm25Index(watch(iterate_dataset(dataset, dataset_id))), queries, RETRIEVAL_DEPTH)
     wanted = {doc_id for ranked in run.values() for doc_id, _ in ranked}
-    documents = {document.doc_id: document for document in iterate_dataset(dataset, dataset_id) if document.doc_id in wanted}
+    documents = {
+        document.doc_id: document for document in iterate_dataset(dataset, dataset_id) if document.doc_id in wanted
+    }
     return Material(queries, qrels, run, documents, f"bm25s over ir_datasets {dataset_id}")
 
 
@@ -153,7 +174,10 @@ def _texts(corpus_path: Path, run: dict[str, RankedList]) -> dict[str, Document]
     documents = read_corpus(corpus_path, wanted)
     missing = sorted(wanted - documents.keys())
     if missing:
-        raise InputError(f"{corpus_path}: {len(missing)} candidates have no text, the first is {missing[0]!r}; is it the run's corpus?")
+        raise InputError(
+            f"{corpus_path}: {len(missing)} candidates have no text, the first is {missing[0]!r}; is it the run's "
+            "corpus?"
+        )
     return documents
 
 

@@ -30,7 +30,9 @@ class Bm25Index:
 
         logging.getLogger("bm25s").setLevel(logging.WARNING)  # it logs its progress at any level
         if not (0 <= k1 <= LARGEST_K1 and 0 <= b <= 1):
-            raise InputError(f"BM25 needs k1 between 0 and {LARGEST_K1} and b between 0 and 1, not k1 = {k1} and b = {b}")
+            raise InputError(
+                f"BM25 needs k1 between 0 and {LARGEST_K1} and b between 0 and 1, not k1 = {k1} and b = {b}"
+            )
         self._analyse = Analyser()
         self._doc_ids: list[str] = []
         self._vocabulary: dict[str, int] = {}

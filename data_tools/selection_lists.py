@@ -12,14 +12,21 @@ from headrank.selection.selection import SelectionContext
 
 
 def training_contexts(
-    folder: str | Path, template: PromptTemplate, *, permutations: int = 0, with_retriever_order: bool = True, seed: int = 0
+    folder: str | Path,
+    template: PromptTemplate,
+    *,
+    permutations: int = 0,
+    with_retriever_order: bool = True,
+    seed: int = 0,
 ) -> list[SelectionContext]:
     """The lists of a folder of 'headrank pairs' with the grades they have there, in the orders that are asked for."""
     lists = list(iterate_contexts(Path(folder) / CONTEXTS_FILE))
     contexts = []
     for order in order_numbers(permutations, with_retriever_order):
         for context in lists:
-            ranks = selection_order(template, len(context.documents), seed=seed, list_id=context.context_id, number=order)
+            ranks = selection_order(
+                template, len(context.documents), seed=seed, list_id=context.context_id, number=order
+            )
             listed = [context.documents[rank] for rank in ranks]
             contexts.append(
                 SelectionContext(
@@ -35,9 +42,16 @@ def training_contexts(
 
 
 def paragraph_contexts(
-    path: str | Path, template: PromptTemplate, *, permutations: int = 0, with_retriever_order: bool = True, seed: int = 0
+    path: str | Path,
+    template: PromptTemplate,
+    *,
+    permutations: int = 0,
+    with_retriever_order: bool = True,
+    seed: int = 0,
 ) -> list[SelectionContext]:
-    """Questions with labelled paragraphs (CoRe's and QR's detection data among others), in the file's order and in random ones."""
+    """Questions with labelled paragraphs (CoRe's and QR's detection data among others), in the file's order and in
+    random ones.
+    """
     questions = read_questions(path)
     contexts = []
     for order in order_numbers(permutations, with_retriever_order):

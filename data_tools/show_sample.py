@@ -1,4 +1,6 @@
-"""One training context as a person would read it: the prompt from its real tokens, spans coloured by grade, and its pairs."""
+"""One training context as a person would read it: the prompt from its real tokens, spans coloured by grade, and its
+pairs.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,13 @@ def render_context(directory: Path, number: int, encoder: PromptEncoder, words: 
     context = _find(directory, number)
     order = retriever_order(encoder.template, len(context.documents))
     encoded = encoder.encode(context.query, [(context.documents[i].title, context.documents[i].text) for i in order])
-    places = {context.documents[index].doc_id: (place, context.documents[index].grade) for place, index in enumerate(order)}
+    places = {
+        context.documents[index].doc_id: (place, context.documents[index].grade) for place, index in enumerate(order)
+    }
     pairs = [
-        pair_indices(directory, pair, places) for pair in iterate_pairs(directory / PAIRS_FILE) if pair.context_id == context.context_id
+        pair_indices(directory, pair, places)
+        for pair in iterate_pairs(directory / PAIRS_FILE)
+        if pair.context_id == context.context_id
     ]
     yield _legend(context, encoded, len(pairs))
     yield _prompt(context, order, encoded, encoder.tokenizer, words)
@@ -62,8 +68,14 @@ def _legend(context: Context, encoded: EncodedContext, num_pairs: int) -> Text:
     from rich.text import Text
 
     text = Text(f"context {context.context_id}", style="bold")
-    parts = f"{encoded.prefix_length} prefix + {encoded.query_length} query branch + {encoded.calibration_length} calibration branch"
-    text.append(f"\n{len(context.documents)} documents, {num_pairs} pairs, {encoded.length} tokens ({parts})\n", style="not bold")
+    parts = (
+        f"{encoded.prefix_length} prefix + {encoded.query_length} query branch + {encoded.calibration_length} "
+        "calibration branch"
+    )
+    text.append(
+        f"\n{len(context.documents)} documents, {num_pairs} pairs, {encoded.length} tokens ({parts})\n",
+        style="not bold",
+    )
     text.append("grades: ", style="not bold")
     for grade in (0, 1, 2, 3, None):
         text.append(f" {_shown_grade(grade)} ", style=f"reverse not bold {_style(grade)}")
@@ -92,7 +104,9 @@ def _prompt(context: Context, order: list[int], encoded: EncodedContext, tokeniz
             text.append(decode(rows[1], limit), style=_FRAME_STYLE)
             position = limit
             text.append(
-                "\n\n— calibration branch, sees the documents but not the query —\n\n" if limit == stop < encoded.length else "\n",
+                "\n\n— calibration branch, sees the documents but not the query —\n\n"
+                if limit == stop < encoded.length
+                else "\n",
                 "italic dim",
             )
     return text
@@ -101,7 +115,9 @@ def _prompt(context: Context, order: list[int], encoded: EncodedContext, tokeniz
 def _first_words(text: str, words: int) -> str:
     listed = text.split()
     return (
-        text if len(listed) <= words else " " * text.startswith(" ") + " ".join(listed[:words]) + f" … ({len(listed) - words} more words)"
+        text
+        if len(listed) <= words
+        else " " * text.startswith(" ") + " ".join(listed[:words]) + f" … ({len(listed) - words} more words)"
     )
 
 
@@ -115,6 +131,13 @@ def _table(context: Context, order: list[int], encoded: EncodedContext, pairs: n
     for place, (index, (begin, end)) in enumerate(zip(order, encoded.document_spans, strict=True)):
         document = context.documents[index]
         beaten = " ".join(f"[{other + 1}]" for other in pairs[pairs[:, 0] == place, 1])
-        cells = [f"[{place + 1}]", str(document.rank), document.doc_id, _shown_grade(document.grade), f"{begin}-{end}", beaten]
+        cells = [
+            f"[{place + 1}]",
+            str(document.rank),
+            document.doc_id,
+            _shown_grade(document.grade),
+            f"{begin}-{end}",
+            beaten,
+        ]
         table.add_row(*(cell.replace("[", r"\[") for cell in cells), style=_style(document.grade))
     return table

@@ -1,7 +1,7 @@
 """Contexts tokenised once and memory-mapped: the storage behind TrainingSet.
 
-A cache is a folder of arrays named by a key that changes with the data, the tokenizer, the prompt, the truncation and the
-document orders; array_folder.py builds and maps it.
+A cache is a folder of arrays named by a key that changes with the data, the tokenizer, the prompt, the truncation and
+the document orders; array_folder.py builds and maps it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ _DTYPES: dict[str, type] = {
 _ARRAYS = Arrays(_DTYPES, {"rows": 10, "spans": 2, **LIST_WIDTHS})
 
 
-def context_bytes(num_tokens: float, num_documents: float, num_pairs: float, name_bytes: float, num_orders: int = 1) -> float:
+def context_bytes(
+    num_tokens: float, num_documents: float, num_pairs: float, name_bytes: float, num_orders: int = 1
+) -> float:
     """Bytes of one context in a cache, the planner's estimate of a whole one; names are its context id and query id."""
     entries = {
         "tokens": num_orders * num_tokens,
@@ -68,7 +70,9 @@ class TokenCache(ListArrays):
 
     def encoded(self, context: int, slot: int) -> tuple[EncodedContext, np.ndarray]:
         """The tokens of a context in its ``slot``-th order, and the list index at each prompt position [N]."""
-        start, end, prefix, query, calibration, *rows, is_shortened = map(int, self.rows[context * len(self.permutations) + slot])
+        start, end, prefix, query, calibration, *rows, is_shortened = map(
+            int, self.rows[context * len(self.permutations) + slot]
+        )
         first, stop = map(int, self.documents[context : context + 2])
         begin = first * len(self.permutations) + slot * (stop - first)
         spans = self.spans[begin : begin + stop - first]
@@ -86,8 +90,12 @@ class TokenCache(ListArrays):
         return encoded, np.array(self.orders[begin : begin + stop - first])
 
 
-def open_cache(directory: Path, encoder: PromptEncoder, permutations: Sequence[int], seed: int, cache: Path | None = None) -> TokenCache:
-    """The cache of ``directory`` for this encoder and these orders, built first when it is not there, or an UnwritableCache."""
+def open_cache(
+    directory: Path, encoder: PromptEncoder, permutations: Sequence[int], seed: int, cache: Path | None = None
+) -> TokenCache:
+    """The cache of ``directory`` for this encoder and these orders, built first when it is not there, or an
+    UnwritableCache.
+    """
     root = cache if cache is not None else directory / "cache"
     key = cache_key(directory, encoder, permutations, seed)
     write = partial(_write_rows, directory, encoder, permutations, seed)
@@ -107,7 +115,13 @@ def cache_key(directory: Path, encoder: PromptEncoder, permutations: Sequence[in
         "frame": [encoder.frame.before, encoder.frame.after],
         "template": encoder.template.identity,
         "max_length": encoder.max_length,
-        "probe": [probe.input_ids.tolist(), probe.document_spans, probe.query_rows, probe.calibration_rows, probe.calibration_length],
+        "probe": [
+            probe.input_ids.tolist(),
+            probe.document_spans,
+            probe.query_rows,
+            probe.calibration_rows,
+            probe.calibration_length,
+        ],
         "permutations": list(permutations),
         "permutation_seed": seed if any(permutations) else None,
     }
@@ -129,12 +143,16 @@ def tokenizer_digest(encoder: PromptEncoder | LateEncoder) -> str:
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
-def _write_rows(directory: Path, encoder: PromptEncoder, permutations: Sequence[int], seed: int, writer: ArrayWriter) -> None:
+def _write_rows(
+    directory: Path, encoder: PromptEncoder, permutations: Sequence[int], seed: int, writer: ArrayWriter
+) -> None:
     lists, tokens = ListWriter(writer), 0
     for chunk in in_chunks(iterate_contexts_with_pairs(directory), max(1, _PROMPTS_PER_CALL // len(permutations))):
         orders = [
             [
-                training_order(encoder.template, len(context.documents), seed=seed, list_id=context.context_id, number=number)
+                training_order(
+                    encoder.template, len(context.documents), seed=seed, list_id=context.context_id, number=number
+                )
                 for number in permutations
             ]
             for context, _ in chunk
@@ -158,4 +176,11 @@ def _write_rows(directory: Path, encoder: PromptEncoder, permutations: Sequence[
 
 def _row(encoded: EncodedContext, start: int) -> list[int]:
     lengths = [encoded.prefix_length, encoded.query_length, encoded.calibration_length]
-    return [start, start + encoded.length, *lengths, *encoded.query_rows, *encoded.calibration_rows, int(encoded.is_shortened)]
+    return [
+        start,
+        start + encoded.length,
+        *lengths,
+        *encoded.query_rows,
+        *encoded.calibration_rows,
+        int(encoded.is_shortened),
+    ]

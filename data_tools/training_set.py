@@ -1,9 +1,9 @@
 """Training samples: one context with some of its preference pairs, in an order fixed by seed and epoch.
 
 A context holds hundreds of pairs and one forward scores them all, so a sample is a context with P of its pairs. Two
-epochs are offered. "pairs" is the paper's: every pair once, a context with M pairs gives ceil(M / P) samples of nearly equal
-size (P = 1 is the paper's literal pair-by-pair). "contexts" is the cheap one: every context once with about P of its pairs,
-the next ones in the next epoch, so that ceil(M / P) epochs show every pair once.
+epochs are offered. "pairs" is the paper's: every pair once, a context with M pairs gives ceil(M / P) samples of nearly
+equal size (P = 1 is the paper's literal pair-by-pair). "contexts" is the cheap one: every context once with about P of
+its pairs, the next ones in the next epoch, so that ceil(M / P) epochs show every pair once.
 
 Positions: with ``permutations`` = 0 documents stand in the template's order (permutation id 0). With K > 0 each
 context has K fixed random orders, ids 1 to K, taken in turn; ``with_retriever_order`` adds id 0 to the turn. The orders
@@ -114,7 +114,9 @@ class TrainingSet:
         return self._assemble(context, slot, chosen)
 
     def _place(self, epoch: int, index: int) -> tuple[int, int, int]:
-        """Of a sample: its context, its number among the context's samples of the epoch, and the slot of its document order."""
+        """Of a sample: its context, its number among the context's samples of the epoch, and the slot of its
+        document order.
+        """
         place = self.order(epoch)[index]
         context = int(np.searchsorted(self._starts, place, side="right")) - 1
         number = place - int(self._starts[context])
@@ -136,8 +138,8 @@ class TrainingSet:
     def shard(self, start: int, rank: int, world_size: int) -> Iterator[int]:
         """Global indices of one data-parallel rank, for ever, from the ``start``-th sample of the whole job.
 
-        Consecutive samples go to consecutive ranks, so a job may resume with another number of ranks and see the same samples
-        a step as long as the global batch stays the same.
+        Consecutive samples go to consecutive ranks, so a job may resume with another number of ranks and see the same
+        samples a step as long as the global batch stays the same.
         """
         if not 0 <= rank < world_size or start < 0:
             raise ValueError(f"rank {rank} of {world_size}, start {start}")

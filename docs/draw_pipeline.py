@@ -31,7 +31,9 @@ WIDTH, HEIGHT = 2.9, 1.35
 
 def draw_stage(axes: Axes, left: float, bottom: float, colour: str, title: str, command: str, output: str) -> None:
     """One box: what happens, the command, the file that comes out."""
-    box = FancyBboxPatch((left, bottom), WIDTH, HEIGHT, boxstyle="round,pad=0,rounding_size=0.12", fc=colour, ec=EDGE[colour], lw=1.3)
+    box = FancyBboxPatch(
+        (left, bottom), WIDTH, HEIGHT, boxstyle="round,pad=0,rounding_size=0.12", fc=colour, ec=EDGE[colour], lw=1.3
+    )
     axes.add_patch(box)
     middle = left + WIDTH / 2
     axes.text(middle, bottom + 1.03, title, ha="center", va="center", fontsize=12.5, weight="bold", color=INK)
@@ -41,7 +43,11 @@ def draw_stage(axes: Axes, left: float, bottom: float, colour: str, title: str, 
 
 def draw_arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], **style: object) -> None:
     """An arrow between two points."""
-    axes.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=15, lw=1.6, color=SOFT, shrinkA=0, shrinkB=0, **style))
+    axes.add_patch(
+        FancyArrowPatch(
+            start, end, arrowstyle="-|>", mutation_scale=15, lw=1.6, color=SOFT, shrinkA=0, shrinkB=0, **style
+        )
+    )
 
 
 def draw_prompt(axes: Axes) -> None:
@@ -51,13 +57,22 @@ def draw_prompt(axes: Axes) -> None:
     left, bottom, height = 0.2, 0.35, 0.55
     for text, width, colour in [*pieces, ("query", 1.35, RED), ("“N/A”", 1.15, GREEN)]:
         axes.add_patch(
-            FancyBboxPatch((left, bottom), width - 0.06, height, boxstyle="round,pad=0,rounding_size=0.06", fc=colour, ec=EDGE[colour])
+            FancyBboxPatch(
+                (left, bottom),
+                width - 0.06,
+                height,
+                boxstyle="round,pad=0,rounding_size=0.06",
+                fc=colour,
+                ec=EDGE[colour],
+            )
         )
         axes.text(left + width / 2 - 0.03, bottom + height / 2, text, ha="center", va="center", fontsize=10, color=INK)
         left += width
     query, calibration = 7.55, 8.8
     for x, heights in ((1.2, 0.42), (3.2, 0.95), (4.55, 0.25), (5.9, 0.55)):
-        axes.add_patch(FancyBboxPatch((x - 0.28, 1.15), 0.56, heights, boxstyle="square,pad=0", fc="#e0a19a", ec=EDGE[RED], lw=0.9))
+        axes.add_patch(
+            FancyBboxPatch((x - 0.28, 1.15), 0.56, heights, boxstyle="square,pad=0", fc="#e0a19a", ec=EDGE[RED], lw=0.9)
+        )
     for x in (1.2, 3.2, 4.55, 5.9):
         axes.add_patch(
             FancyArrowPatch(
@@ -72,7 +87,9 @@ def draw_prompt(axes: Axes) -> None:
             )
         )
     axes.text(0.2, 2.72, "document score = attention mass of a few core heads,", fontsize=10.5, color=INK, va="center")
-    axes.text(0.2, 2.4, "from the query's rows, minus that of a content-free query", fontsize=10.5, color=INK, va="center")
+    axes.text(
+        0.2, 2.4, "from the query's rows, minus that of a content-free query", fontsize=10.5, color=INK, va="center"
+    )
     axes.text(calibration, 1.22, "calibration", ha="center", fontsize=9, color=EDGE[GREEN], style="italic")
     for layer in range(9):
         used = layer < 5

@@ -1,8 +1,9 @@
-"""Write the tables of README.md and of pages of docs/ from results/: python docs/results_tables.py [--check] [--add FOLDER]
+"""Write the tables of README.md and of pages of docs/ from results/: python docs/results_tables.py [--check] [--add
+FOLDER]
 
-Each table stands between two marker comments and is replaced whole; the text around it is left alone. ``--check`` writes nothing and
-fails when a page is not current (`make results-page` writes, a test checks). ``--add FOLDER`` first takes the cells below a folder of
-'headrank benchmark run' into results/cells.jsonl.gz.
+Each table stands between two marker comments and is replaced whole; the text around it is left alone. ``--check``
+writes nothing and fails when a page is not current (`make results-page` writes, a test checks). ``--add FOLDER`` first
+takes the cells below a folder of 'headrank benchmark run' into results/cells.jsonl.gz.
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ SEQUENTIAL = {
     "QR, 16 heads": paper_prompt("qr"),
     "NIAH, 8 heads": paper_prompt("niah"),
     "HeadRank's heads, untrained": paper_prompt("headrank+sequential-untrained"),
-    "HeadRank, trained": (("sequential", "headrank+trained", "retriever"), ("sequential", "headrank+trained", "shuffled")),
+    "HeadRank, trained": (
+        ("sequential", "headrank+trained", "retriever"),
+        ("sequential", "headrank+trained", "shuffled"),
+    ),
 }
 PARALLEL = {
     "ICR, all heads": ("base", "icr+parallel", "retriever"),
@@ -89,7 +93,9 @@ def cells() -> dict[tuple[str, int, Row], list[Cell]]:
 
 
 def per_query(title: str, row: Row, depth: int, words: str = "") -> dict[str, float] | None:
-    """The row's value of every query, its mean over the seeds, in percent; None where it was not run. ``words`` is "" or SHORT."""
+    """The row's value of every query, its mean over the seeds, in percent; None where it was not run. ``words`` is
+    "" or SHORT.
+    """
     benchmark, measure = COLLECTIONS[title]
     seeds = [cell.per_query(measure) for cell in cells().get((benchmark + words, depth, row), [])]
     if not seeds:
@@ -128,7 +134,12 @@ def average(row: Row) -> str:
 def summary() -> str:
     """The question of README: is it better than BM25?"""
     header = ["BM25's top 20, 135M model", *COLLECTIONS, "average"]
-    rows = {"BM25": BM25, "HeadRank's heads, untrained": UNTRAINED, "HeadRank, trained on 103 queries": OURS, "HeadRank + BM25": FUSED}
+    rows = {
+        "BM25": BM25,
+        "HeadRank's heads, untrained": UNTRAINED,
+        "HeadRank, trained on 103 queries": OURS,
+        "HeadRank + BM25": FUSED,
+    }
     lines = [[label, *(mean(title, row, 20) for title in COLLECTIONS), average(row)] for label, row in rows.items()]
     tests = [difference(per_query(title, FUSED, 20), per_query(title, BM25, 20)) for title in COLLECTIONS]
     return markdown(header, [*lines, ["HeadRank + BM25 vs. BM25 (95% CI)", *tests, ""]])
@@ -139,13 +150,23 @@ def embedded() -> str:
     peer = kept("teacher.json")
     rows: dict[str, list[PerQuery]] = {
         label: [per_query(title, row, 20, SHORT) or {} for title in COLLECTIONS]
-        for label, row in {"BM25": BM25, "HeadRank, untouched model": UNTOUCHED, "HeadRank, `embedded`": SHIPPED}.items()
+        for label, row in {
+            "BM25": BM25,
+            "HeadRank, untouched model": UNTOUCHED,
+            "HeadRank, `embedded`": SHIPPED,
+        }.items()
     }
     rows["MiniLM-L-12 cross-encoder (the teacher)"] = [peer[benchmark] for benchmark, _ in COLLECTIONS.values()]
     lines = [[label, *(f"{value:.1f}" for value in values), f"{fmean(values):.1f}"] for label, values in _means(rows)]
     ours = rows.pop("HeadRank, `embedded`")
     for label, others in rows.items():
-        lines.append([f"`embedded` minus {label}", *(difference(one, other) for one, other in zip(ours, others, strict=True)), ""])
+        lines.append(
+            [
+                f"`embedded` minus {label}",
+                *(difference(one, other) for one, other in zip(ours, others, strict=True)),
+                "",
+            ]
+        )
     return markdown(["BM25's top 20, 64 words per passage", *COLLECTIONS, "average"], lines)
 
 
@@ -180,7 +201,9 @@ def contrasts() -> str:
 def fusion(depth: int) -> str:
     """With BM25's scores at equal weights."""
     titles = list(COLLECTIONS) if depth == 20 else list(DEEP)
-    lines = [[label, *(mean(title, row, depth) for title in titles)] for label, row in ({"BM25": BM25} | FUSIONS).items()]
+    lines = [
+        [label, *(mean(title, row, depth) for title in titles)] for label, row in ({"BM25": BM25} | FUSIONS).items()
+    ]
     for label, row in {"BM25": BM25, "HeadRank alone": OURS, "untrained heads + BM25": UNTRAINED_FUSED}.items():
         texts = [difference(per_query(title, FUSED, depth), per_query(title, row, depth)) for title in titles]
         lines.append([f"HeadRank + BM25 minus {label}", *texts])
@@ -196,11 +219,24 @@ def kept(file: str) -> dict[str, PerQuery]:
 def ablations() -> str:
     """One thing left out at a time, on TREC DL 2019."""
     values = kept("ablations.json")
-    labels = {"full": "full", "untrained": "untrained, the same heads", "sft": "SFT (RankNet) loss", "all-heads": "all heads"}
-    labels |= {"no-gate": "without the entropy gate", "no-alps": "without ALPS (random pairs)", "no-omega": "without Omega"}
+    labels = {
+        "full": "full",
+        "untrained": "untrained, the same heads",
+        "sft": "SFT (RankNet) loss",
+        "all-heads": "all heads",
+    }
+    labels |= {
+        "no-gate": "without the entropy gate",
+        "no-alps": "without ALPS (random pairs)",
+        "no-omega": "without Omega",
+    }
     labels |= {"no-prox": "without the proximal penalty"}
     lines = [
-        [label, f"{fmean(values[name].values()):.1f}", "" if name == "full" else difference(values[name], values["full"])]
+        [
+            label,
+            f"{fmean(values[name].values()):.1f}",
+            "" if name == "full" else difference(values[name], values["full"]),
+        ]
         for name, label in labels.items()
     ]
     return markdown(["TREC DL 2019, depth 20", "NDCG@10", "minus full (95% CI)"], lines)
@@ -217,9 +253,14 @@ def cross_validation() -> str:
     }
     lines = []
     for name, label in labels.items():
-        tests = [difference(values[name], values[other]) if name not in ("BM25", other) else "" for other in ("BM25", "untrained")]
+        tests = [
+            difference(values[name], values[other]) if name not in ("BM25", other) else ""
+            for other in ("BM25", "untrained")
+        ]
         lines.append([label, f"{fmean(values[name].values()):.1f}", *tests])
-    return markdown(["103 held-out training queries, depth 20", "NDCG@10", "minus BM25 (95% CI)", "minus untrained (95% CI)"], lines)
+    return markdown(
+        ["103 held-out training queries, depth 20", "NDCG@10", "minus BM25 (95% CI)", "minus untrained (95% CI)"], lines
+    )
 
 
 def fit_report(name: str) -> dict[str, Any]:
@@ -259,7 +300,13 @@ def readouts() -> str:
             numbers = [f"{value:.1f}" for value in (row["quality"], *row["by_collection"].values())]
             lines.append([label, *numbers, tests[0], "" if row == full else tests[1]])
     names = [f"of it {name}" for name in bm25["by_collection"]]
-    header = ["103 held-out queries, top 40, 64 words", "NDCG@10", *names, "minus BM25 (95% CI)", "minus late `full` (95% CI)"]
+    header = [
+        "103 held-out queries, top 40, 64 words",
+        "NDCG@10",
+        *names,
+        "minus BM25 (95% CI)",
+        "minus late `full` (95% CI)",
+    ]
     return markdown(header, lines)
 
 
@@ -269,7 +316,10 @@ def readout_sizes() -> str:
     best = rows[-1]["per_query"]
     return markdown(
         ["layers computed", "NDCG@10", "minus all layers (95% CI)"],
-        [[str(row["layers"]), f"{row['quality']:.1f}", difference(row["per_query"], best) if row != rows[-1] else ""] for row in rows],
+        [
+            [str(row["layers"]), f"{row['quality']:.1f}", difference(row["per_query"], best) if row != rows[-1] else ""]
+            for row in rows
+        ],
     )
 
 
@@ -279,7 +329,9 @@ def readout_floors() -> str:
     reports = {name.removeprefix("floor-"): fit_report(name) for name in names}
     columns = list(next(iter(reports.values()))["first_stage"]["by_collection"]) if reports else []
     rows = {floor: report["rows"][0]["by_collection"] for floor, report in reports.items()}
-    return markdown(["floor f", *columns], [[floor, *(f"{row[column]:.1f}" for column in columns)] for floor, row in rows.items()])
+    return markdown(
+        ["floor f", *columns], [[floor, *(f"{row[column]:.1f}" for column in columns)] for floor, row in rows.items()]
+    )
 
 
 MODELS = {  # label -> report, parameters without embeddings in millions, as their configurations give them
@@ -340,7 +392,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write or check the pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; fail when a page is not current")
-    parser.add_argument("--add", type=Path, metavar="FOLDER", help=f"first take the cells below this folder into results/{CELLS}")
+    parser.add_argument(
+        "--add", type=Path, metavar="FOLDER", help=f"first take the cells below this folder into results/{CELLS}"
+    )
     args = parser.parse_args(argv)
     if args.add:
         add(args.add)

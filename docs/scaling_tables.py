@@ -1,7 +1,8 @@
 """Write the planner's tables into docs/scaling.md and docs/reproduction.md: python docs/scaling_tables.py [TABLE ...]
 
-Each table stands between two marker comments and is replaced whole; the text around it is left alone. Every number is one of
-`headrank plan --by-depth`: one rank of the job on fake tensors. No GPU and no weights are needed; all tables take some minutes.
+Each table stands between two marker comments and is replaced whole; the text around it is left alone. Every number is
+one of `headrank plan --by-depth`: one rank of the job on fake tensors. No GPU and no weights are needed; all tables
+take some minutes.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def plan(
 ) -> Plan:
     """A plan on nodes of eight GPUs; ``is_whole`` builds every layer instead of extending a few."""
     shape = shape_of(model)
-    made = Job(model, shape, **{"heads": heads_of(model, shape), **job}, tensor_parallel=tensor_parallel, world_size=8 * nodes)  # type: ignore[arg-type]
+    made = Job(
+        model, shape, **{"heads": heads_of(model, shape), **job}, tensor_parallel=tensor_parallel, world_size=8 * nodes
+    )  # type: ignore[arg-type]
     how = measure if is_whole else measure_by_depth
     return Plan(made, recipe, find_gpu(gpu), 8, data or Data(), how(made, recipe))
 
@@ -77,8 +80,29 @@ def paper() -> str:
         ):
             step = one.step
             memory = (gib(one.measured.peak_bytes), gib(one.measured.activation_bytes))
-            rows.append((model, size, label, *memory, f"{step.bound:.3g}", f"{step.serial:.3g}", f"{one.num_steps:,}", hours(one)))
-    header = ("model", "TP", "recipe", "peak GiB", "of it activations", "step s, bound", "serial", "steps", "hours, bound - serial")
+            rows.append(
+                (
+                    model,
+                    size,
+                    label,
+                    *memory,
+                    f"{step.bound:.3g}",
+                    f"{step.serial:.3g}",
+                    f"{one.num_steps:,}",
+                    hours(one),
+                )
+            )
+    header = (
+        "model",
+        "TP",
+        "recipe",
+        "peak GiB",
+        "of it activations",
+        "step s, bound",
+        "serial",
+        "steps",
+        "hours, bound - serial",
+    )
     return markdown(header, rows)
 
 
@@ -91,21 +115,39 @@ def models() -> str:
         memory = (gib(one.measured.lasting_bytes), gib(one.measured.activation_bytes), "yes" if one.fits else "no")
         flops = f"{one.measured.microbatch.flops / 1e12:.1f}"
         rows.append((model, depth, *memory, flops, f"{one.step.bound:.3g}", f"{one.step.serial:.3g}", hours(one)))
-    header = ("model", "layers", "lasting GiB", "activations GiB", "fits", "TFLOP per context and GPU", "step s, bound", "serial", "hours")
+    header = (
+        "model",
+        "layers",
+        "lasting GiB",
+        "activations GiB",
+        "fits",
+        "TFLOP per context and GPU",
+        "step s, bound",
+        "serial",
+        "hours",
+    )
     return markdown(header, rows)
 
 
 def tensor_parallel() -> str:
     """What tensor parallelism costs against data parallelism on one node."""
     rows = []
-    for model, gpu in (("Qwen3-0.6B", "h20"), ("Qwen3-4B", "h20"), ("Qwen3-4B", "h100"), ("Qwen3-4B", "l40s"), ("Qwen3-14B", "h20")):
+    for model, gpu in (
+        ("Qwen3-0.6B", "h20"),
+        ("Qwen3-4B", "h20"),
+        ("Qwen3-4B", "h100"),
+        ("Qwen3-4B", "l40s"),
+        ("Qwen3-14B", "h20"),
+    ):
         for size in (1, 2, 4, 8):
             one = plan(model, size, gpu=gpu)
             throughput = f"{one.job.global_batch_size / one.step.serial:.1f}" if one.fits else "-"
             network = f"{100 * one.step.network / one.step.serial:.0f}%"
             layout = (model, one.gpu.name, f"{size} x {one.job.data_parallel}")
             rows.append((*layout, gib(one.measured.peak_bytes), "yes" if one.fits else "no", network, throughput))
-    return markdown(("model", "GPU", "TP x DP", "peak GiB", "fits", "network of a serial step", "contexts/s of a node"), rows)
+    return markdown(
+        ("model", "GPU", "TP x DP", "peak GiB", "fits", "network of a serial step", "contexts/s of a node"), rows
+    )
 
 
 def nodes() -> str:
@@ -119,17 +161,30 @@ def nodes() -> str:
                 if batch % ranks:
                     cells += ["-", "-"]
                     continue
-                one = plan(model, size, gpu="h100", nodes=count, global_batch_size=batch, is_recomputed=model == "Qwen3-32B")
+                one = plan(
+                    model, size, gpu="h100", nodes=count, global_batch_size=batch, is_recomputed=model == "Qwen3-32B"
+                )
                 ideal = without_exchange(one).step.serial / one.step.serial
                 cells += [f"{batch / one.step.serial:,.0f}", f"{100 * ideal:.0f}%"]
             rows.append((*cells, gib(one.measured.lasting_bytes)))
-    header = ("model", "nodes", "DP", "contexts/s, batch 256", "of ideal", "contexts/s, batch 8 x DP", "of ideal", "lasting GiB per GPU")
+    header = (
+        "model",
+        "nodes",
+        "DP",
+        "contexts/s, batch 256",
+        "of ideal",
+        "contexts/s, batch 8 x DP",
+        "of ideal",
+        "lasting GiB per GPU",
+    )
     return markdown(header, rows)
 
 
 def without_exchange(one: Plan) -> Plan:
     """The same plan with a free network between data-parallel ranks."""
-    return dataclasses.replace(one, measured=dataclasses.replace(one.measured, update=Costs(kernels=one.measured.update.kernels)))
+    return dataclasses.replace(
+        one, measured=dataclasses.replace(one.measured, update=Costs(kernels=one.measured.update.kernels))
+    )
 
 
 def contexts() -> str:
@@ -137,12 +192,17 @@ def contexts() -> str:
     rows = []
     shortest = plan("Qwen3-4B", 8, documents=20)
     for documents in (20, 100, 400):
-        one, again = plan("Qwen3-4B", 8, documents=documents), plan("Qwen3-4B", 8, documents=documents, is_recomputed=True)
+        one, again = (
+            plan("Qwen3-4B", 8, documents=documents),
+            plan("Qwen3-4B", 8, documents=documents, is_recomputed=True),
+        )
         linear = shortest.measured.microbatch.flops * one.job.sequence_tokens / shortest.job.sequence_tokens
         flops = one.measured.microbatch.flops
         memory = (gib(one.measured.activation_bytes), gib(again.measured.activation_bytes))
         times = (f"{one.microbatch.serial:.3g}", f"{again.microbatch.serial:.3g}")
-        rows.append((documents, f"{one.job.sequence_tokens:,}", *memory, f"{flops / 1e12:.1f}", f"{flops / linear:.2f}", *times))
+        rows.append(
+            (documents, f"{one.job.sequence_tokens:,}", *memory, f"{flops / 1e12:.1f}", f"{flops / linear:.2f}", *times)
+        )
     header = (
         "documents",
         "tokens",
@@ -157,18 +217,26 @@ def contexts() -> str:
 
 
 def queries() -> str:
-    """From 211 queries to a million: every pair once, sixteen at a time, or every context once with sixteen of its pairs."""
+    """From 211 queries to a million: every pair once, sixteen at a time, or every context once with sixteen of its
+    pairs.
+    """
     rows = []
     for number in (211, 1000, 10_000, 100_000, 1_000_000):
         cells: list[str] = []
         for per_query in (PAIRS_A_QUERY, 16):
             data = Data(number, number * per_query)
-            few, many = (plan("Qwen3-4B", 4, gpu="h100", nodes=count, data=data, global_batch_size=256) for count in (1, 128))
+            few, many = (
+                plan("Qwen3-4B", 4, gpu="h100", nodes=count, data=data, global_batch_size=256) for count in (1, 128)
+            )
             cells += [f"{few.num_steps:,}", hours(few), hours(many)]
             if per_query == PAIRS_A_QUERY:
                 stores = (f"{few.store_bytes / 1e9:,.3g}", f"{few.reference_store_bytes / 1e9:,.3g}")
         rows.append((f"{number:,}", *stores, *cells))
-    epochs = [f"{name}: {column}" for name in ("all pairs", "all contexts") for column in ("steps", "hours, 1 node", "128 nodes")]
+    epochs = [
+        f"{name}: {column}"
+        for name in ("all pairs", "all contexts")
+        for column in ("steps", "hours, 1 node", "128 nodes")
+    ]
     return markdown(("queries", "token store GB", "reference scores GB", *epochs), rows)
 
 
@@ -176,10 +244,23 @@ def gpus() -> str:
     """One job on every GPU of the table."""
     rows = []
     for name in GPUS:
-        one = next((one for size in (1, 2, 4, 8) if (one := plan("Qwen3-4B", size, gpu=name)).fits), plan("Qwen3-4B", 8, gpu=name))
+        one = next(
+            (one for size in (1, 2, 4, 8) if (one := plan("Qwen3-4B", size, gpu=name)).fits),
+            plan("Qwen3-4B", 8, gpu=name),
+        )
         usable = f"{one.usable_bytes / GIB:.0f}"
         size = one.job.tensor_parallel if one.fits else "none"
-        rows.append((one.gpu.name, usable, size, one.step.bound_by, f"{one.step.bound:.3g}", f"{one.step.serial:.3g}", hours(one)))
+        rows.append(
+            (
+                one.gpu.name,
+                usable,
+                size,
+                one.step.bound_by,
+                f"{one.step.bound:.3g}",
+                f"{one.step.serial:.3g}",
+                hours(one),
+            )
+        )
     return markdown(("GPU", "usable GiB", "smallest TP", "bound by", "step s, bound", "serial", "hours"), rows)
 
 
@@ -205,9 +286,23 @@ def savings() -> str:
         measured, costs = one.measured, one.measured.microbatch
         sent = sum(one.traffic_by_collective().values()) / one.job.num_microbatches / 1e9
         memory = (gib(measured.peak_bytes), gib(measured.activation_bytes))
-        work = (f"{costs.flops / 1e12:.1f}", f"{costs.traffic_bytes / 1e9:,.0f}", f"{costs.num_kernels:,.0f}", f"{sent:.1f}")
+        work = (
+            f"{costs.flops / 1e12:.1f}",
+            f"{costs.traffic_bytes / 1e9:,.0f}",
+            f"{costs.num_kernels:,.0f}",
+            f"{sent:.1f}",
+        )
         rows.append((name, *memory, *work, f"{one.microbatch.serial:.3g}"))
-    header = ("Qwen3-4B, TP 8", "peak GiB", "of it activations", "TFLOP", "GB read and written", "kernels", "GB sent", "s, serial")
+    header = (
+        "Qwen3-4B, TP 8",
+        "peak GiB",
+        "of it activations",
+        "TFLOP",
+        "GB read and written",
+        "kernels",
+        "GB sent",
+        "s, serial",
+    )
     return markdown(header, rows)
 
 

@@ -1,4 +1,5 @@
-"""Rerank what Pyserini finds: `python examples/pyserini_hits.py INDEX MODEL "query"` (needs the extra 'lucene' and Java 21).
+"""Rerank what Pyserini finds: `python examples/pyserini_hits.py INDEX MODEL "query"` (needs the extra 'lucene' and Java
+21).
 
 INDEX is a folder with a Lucene index or the name of a prebuilt one; MODEL a directory written by `headrank export-hf`.
 """

@@ -1,7 +1,8 @@
 """Rerank a handful of passages with the embedded model: `python examples/quickstart.py [MODEL]`.
 
-MODEL may be any Hugging Face decoder, or a directory written by `headrank export-hf`, which brings its own trained heads. The
-embedded model brings fitted weights; of any other model all heads are read (the ICR baseline), so nothing has to be trained first.
+MODEL may be any Hugging Face decoder, or a directory written by `headrank export-hf`, which brings its own trained
+heads. The embedded model brings fitted weights; of any other model all heads are read (the ICR baseline), so nothing
+has to be trained first.
 """
 
 from __future__ import annotations

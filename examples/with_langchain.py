@@ -18,5 +18,6 @@ DOCUMENTS = [
 if __name__ == "__main__":
     model, heads = [*sys.argv[1:], *["embedded", "all"][len(sys.argv) - 1 :]]
     compressor = HeadRankCompressor(model=model, heads=heads, top_n=2)
-    for document in compressor.compress_documents(DOCUMENTS, QUERY):  # in a chain: await compressor.acompress_documents(...)
+    # in a chain: await compressor.acompress_documents(...)
+    for document in compressor.compress_documents(DOCUMENTS, QUERY):
         print(f"{document.metadata['relevance_score']:+.4f}  {document.metadata['source']}  {document.page_content}")

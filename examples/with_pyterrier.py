@@ -1,4 +1,5 @@
-"""A first stage and HeadRank in a PyTerrier experiment: `python examples/with_pyterrier.py [MODEL] [HEADS]`. Needs no Java.
+"""A first stage and HeadRank in a PyTerrier experiment: `python examples/with_pyterrier.py [MODEL] [HEADS]`. Needs no
+Java.
 
 With an index the pipeline is `pt.terrier.Retriever(index) % 40 >> dataset.text_loader() >> HeadRankTransformer(model)`.
 """
@@ -18,7 +19,10 @@ TEXTS = ["A violin has four strings.", "Rosin makes the bow grip the string.", "
 if __name__ == "__main__":
     model, heads = [*sys.argv[1:], *["embedded", "all"][len(sys.argv) - 1 :]]
     topics = pd.DataFrame([{"qid": "1", "query": QUERY}])
-    rows = [{"qid": "1", "query": QUERY, "docno": f"d{n}", "text": text, "score": 3.0 - n, "rank": n} for n, text in enumerate(TEXTS)]
+    rows = [
+        {"qid": "1", "query": QUERY, "docno": f"d{n}", "text": text, "score": 3.0 - n, "rank": n}
+        for n, text in enumerate(TEXTS)
+    ]
     first = pt.Transformer.from_df(pd.DataFrame(rows))
     pipeline = first % 3 >> HeadRankTransformer(model, heads=heads)
     for row in pipeline(topics).itertuples():

@@ -9,7 +9,11 @@ from ranx import Qrels, Run, evaluate
 from headrank.integrations.ranx import rerank_run
 
 QUERIES = {"1": "why does a violin bow need rosin"}
-TEXTS = {"d1": "A violin has four strings.", "d2": "Rosin makes the bow grip the string.", "d3": "Violin concertos are long."}
+TEXTS = {
+    "d1": "A violin has four strings.",
+    "d2": "Rosin makes the bow grip the string.",
+    "d3": "Violin concertos are long.",
+}
 
 if __name__ == "__main__":
     model, heads = [*sys.argv[1:], *["embedded", "all"][len(sys.argv) - 1 :]]

@@ -1,4 +1,6 @@
-"""Score a Ray dataset of lists: `python examples/with_ray.py [MODEL] [HEADS]`. Real ones come from ray.data.read_parquet("...")."""
+"""Score a Ray dataset of lists: `python examples/with_ray.py [MODEL] [HEADS]`. Real ones come from
+ray.data.read_parquet("...").
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,10 @@ import ray
 from headrank.integrations.ray_data import connect, score_lists
 
 LISTS = [
-    {"query": "why does a violin bow need rosin", "documents": ["A violin has four strings.", "Rosin makes the bow grip the string."]},
+    {
+        "query": "why does a violin bow need rosin",
+        "documents": ["A violin has four strings.", "Rosin makes the bow grip the string."],
+    },
     {"query": "how long do fleas live", "documents": ["Fleas live two to three months.", "Rosin is made from resin."]},
 ]
 

@@ -1,17 +1,18 @@
-"""One notion of "still valid": what an artefact was made from, the stamp that remembers it, and why it is stale, in words.
+"""One notion of "still valid": what an artefact was made from, the stamp that remembers it, and why it is stale, in
+words.
 
-An *artefact* is a file or a folder that some step made. Its *inputs* are settings (plain JSON values) and files. A *stamp*
-is a small JSON file that keeps the inputs as they were when the artefact was made. The artefact is still valid when its stamp
-says "complete" and the inputs of today are those of the stamp; otherwise ``Artifact.why_stale`` says what differs, so that a
-person sees why work is done again.
+An *artefact* is a file or a folder that some step made. Its *inputs* are settings (plain JSON values) and files. A
+*stamp* is a small JSON file that keeps the inputs as they were when the artefact was made. The artefact is still valid
+when its stamp says "complete" and the inputs of today are those of the stamp; otherwise ``Artifact.why_stale`` says
+what differs, so that a person sees why work is done again.
 
 What a file "is" depends on its size and use, and there are exactly three answers:
 
-- ``file_state``: a small file by its content, a large one (a corpus, weights) by size and time; cheap, for files that stay
-  in place.
+- ``file_state``: a small file by its content, a large one (a corpus, weights) by size and time; cheap, for files that
+  stay in place.
 - ``content_digest``: the whole content of any file; for what is read completely anyway.
-- ``sampled_digest`` and ``model_fingerprint``: names, sizes and evenly spaced blocks; for weights. A copy of a model on another
-  machine has the same fingerprint, and training changes every tensor, so that no block stays as it was.
+- ``sampled_digest`` and ``model_fingerprint``: names, sizes and evenly spaced blocks; for weights. A copy of a model on
+  another machine has the same fingerprint, and training changes every tensor, so that no block stays as it was.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def sha256_of(*paths: str | os.PathLike[str]) -> str:
 
 
 def file_state(path: str | os.PathLike[str]) -> str:
-    """A small file by content, a large one by size and time, a folder by its files that are not hidden; or 'missing'."""
+    """A small file by content, a large one by size and time, a folder by its files that are not hidden; or
+    'missing'.
+    """
     path = Path(path)
     if path.is_dir():
         return fingerprint(folder_states(path))
@@ -85,11 +88,17 @@ def folder_states(folder: str | os.PathLike[str]) -> dict[str, str]:
     files = (path for path in sorted(root.rglob("*")) if path.is_file())
     # relative: a study that is moved, or mounted elsewhere, stays valid
     below = {path.relative_to(root): path for path in files}
-    return {name.as_posix(): file_state(path) for name, path in below.items() if not any(part.startswith(".") for part in name.parts)}
+    return {
+        name.as_posix(): file_state(path)
+        for name, path in below.items()
+        if not any(part.startswith(".") for part in name.parts)
+    }
 
 
 def sampled_digest(paths: Iterable[str | os.PathLike[str]], root: str | os.PathLike[str] | None = None) -> str:
-    """Sixteen hex digits over the names (below ``root``), sizes and 64 evenly spaced blocks of files; times do not count."""
+    """Sixteen hex digits over the names (below ``root``), sizes and 64 evenly spaced blocks of files; times do not
+    count.
+    """
     digest = hashlib.sha256()
     for path in sorted(map(Path, paths)):
         size = path.stat().st_size
@@ -113,7 +122,9 @@ def model_fingerprint(model: str | os.PathLike[str]) -> str:
 
 @dataclass(frozen=True)
 class Stamp:
-    """What an artefact was made from, and whether it is complete. ``seconds`` is what it took, over all its attempts."""
+    """What an artefact was made from, and whether it is complete. ``seconds`` is what it took, over all its
+    attempts.
+    """
 
     inputs: Inputs
     is_complete: bool
@@ -122,19 +133,28 @@ class Stamp:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Stamp | None:
-        """The stamp in a file; None where there is none. One cut short by a crash, or of another format, counts as none."""
+        """The stamp in a file; None where there is none. One cut short by a crash, or of another format, counts as
+        none.
+        """
         try:
             values = json.loads(Path(path).read_text(encoding="utf-8"))
             if values["format"] != FORMAT:
                 return None
-            return cls(dict(values["inputs"]), bool(values["is_complete"]), float(values["seconds"]), str(values["made_at"]))
+            return cls(
+                dict(values["inputs"]), bool(values["is_complete"]), float(values["seconds"]), str(values["made_at"])
+            )
         # a stamp cut short means "not known": doing it again is always right, trusting half a stamp is not
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the stamp; a reader sees the old one or the new one."""
-        values = {"format": FORMAT, "is_complete": self.is_complete, "seconds": round(self.seconds, 3), "made_at": self.made_at}
+        values = {
+            "format": FORMAT,
+            "is_complete": self.is_complete,
+            "seconds": round(self.seconds, 3),
+            "made_at": self.made_at,
+        }
         write_json(path, {**values, "inputs": dict(self.inputs)})
 
 
@@ -142,8 +162,9 @@ class Stamp:
 class Artifact:
     """Something on disk with a stamp: valid, begun or stale, and able to say why.
 
-    ``marker`` is the file inside a folder that is written last ('' for a file). ``settings`` and the files of ``reads`` decide
-    what it holds; the files are looked at when they are asked for, because an earlier step may have yet to make them.
+    ``marker`` is the file inside a folder that is written last ('' for a file). ``settings`` and the files of ``reads``
+    decide what it holds; the files are looked at when they are asked for, because an earlier step may have yet to make
+    them.
     """
 
     path: Path
@@ -192,7 +213,9 @@ class Artifact:
         inputs, stamp = self.inputs(), self.stamp
         # removing it would destroy what this program did not make
         if stamp is None and self.path.exists():
-            raise InputError(f"{self.path}: is there and was not made by this command; move it away or choose another output")
+            raise InputError(
+                f"{self.path}: is there and was not made by this command; move it away or choose another output"
+            )
         require_writable(self.stamp_path)
         seconds = 0.0
         if stamp is not None and fingerprint(stamp.inputs) == fingerprint(inputs):
@@ -212,7 +235,11 @@ class Artifact:
 def describe_change(before: Inputs, now: Inputs) -> str | None:
     """The first difference of two sets of inputs in words ("depth was 20, is 40"), and how many more there are."""
     old, new = _flat(before), _flat(now)
-    changed = [key for key in [*new, *(key for key in old if key not in new)] if old.get(key, _MISSING) != new.get(key, _MISSING)]
+    changed = [
+        key
+        for key in [*new, *(key for key in old if key not in new)]
+        if old.get(key, _MISSING) != new.get(key, _MISSING)
+    ]
     if not changed:
         return None
     more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
@@ -229,7 +256,11 @@ def _describe(key: tuple[str, ...], old: Mapping[tuple[str, ...], Any], new: Map
     name = ".".join(key[1:] if key[0] == "settings" else key)
     if key not in old:
         return f"{name} is new: {_shown(new[key])}"
-    return f"{name} was {_shown(old[key])}, is {_shown(new[key])}" if key in new else f"{name} is not set any more (was {_shown(old[key])})"
+    return (
+        f"{name} was {_shown(old[key])}, is {_shown(new[key])}"
+        if key in new
+        else f"{name} is not set any more (was {_shown(old[key])})"
+    )
 
 
 def _shown(value: object) -> str:
@@ -261,7 +292,8 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     The name of the unfinished folder is the same every time: what a killed process left is removed by the next one.
     """
     output = Path(path)
-    # on the same disk, because only there is a rename one step; the fixed name lets the next process clean up after a kill
+    # on the same disk, because only there is a rename one step; the fixed name lets the next process clean up after a
+    # kill
     partial = hidden_beside(output)
     remove(partial)
     try:

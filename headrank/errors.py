@@ -12,10 +12,10 @@ from typing import NoReturn
 class InputError(ValueError):
     """Bad input from outside: a file, a parameter, a checkpoint.
 
-    The message is one line that names the place (file and line, or parameter), the value found and the remedy. It writes
-    parameters as a Python caller knows them, in backticks: `max_words`. Commands print it in the words of their flags
-    (``OneLineParser.in_flags``), without a traceback, and exit with code 2; library callers can catch it, also as the
-    ValueError it is.
+    The message is one line that names the place (file and line, or parameter), the value found and the remedy. It
+    writes parameters as a Python caller knows them, in backticks: `max_words`. Commands print it in the words of their
+    flags (``OneLineParser.in_flags``), without a traceback, and exit with code 2; library callers can catch it, also as
+    the ValueError it is.
     """
 
 
@@ -28,7 +28,9 @@ class OneLineParser(argparse.ArgumentParser):
     """A parser that says what is wrong with a call; argparse's own prints the whole usage before it."""
 
     def in_flags(self, message: str) -> str:
-        """A library's message for somebody at the command line: `max_words` becomes --max-words, where this parser has the flag."""
+        """A library's message for somebody at the command line: `max_words` becomes --max-words, where this parser
+        has the flag.
+        """
         known = set(_options_of(self))
 
         def flag(found: re.Match[str]) -> str:

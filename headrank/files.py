@@ -70,11 +70,17 @@ def put_in_place(partial: Path, output: Path) -> None:
 
 
 def require_writable(path: str | os.PathLike[str], reads: Iterable[str | os.PathLike[str] | None] = ()) -> None:
-    """Fail now, not after hours of work, when a file or folder called ``path`` could not be made, or is one that the command ``reads``."""
+    """Fail now, not after hours of work, when a file or folder called ``path`` could not be made, or is one that the
+    command ``reads``.
+    """
     path = Path(path)
     # by inode and not by name: links and relative paths name the same file
-    if any(source is not None and path.is_file() and Path(source).is_file() and path.samefile(source) for source in reads):
-        raise InputError(f"{path}: is read by this very command and would be replaced; give another name for the output")
+    if any(
+        source is not None and path.is_file() and Path(source).is_file() and path.samefile(source) for source in reads
+    ):
+        raise InputError(
+            f"{path}: is read by this very command and would be replaced; give another name for the output"
+        )
     if not _is_device(path):
         handle, temporary, made = _temporary_beside(path)
         os.close(handle)
@@ -87,13 +93,17 @@ def _is_device(path: Path) -> bool:
 
 
 def _temporary_beside(path: Path) -> tuple[int, str, list[Path]]:
-    """An open temporary file in the folder of ``path``, its name, and the folders that had to be made for it, innermost first."""
+    """An open temporary file in the folder of ``path``, its name, and the folders that had to be made for it,
+    innermost first.
+    """
     made = [folder for folder in path.absolute().parents if not folder.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return *tempfile.mkstemp(prefix=f".{path.name[:50]}.", suffix=".tmp", dir=path.parent), made
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror}); check the folder and its permissions") from error
+        raise InputError(
+            f"{path}: cannot be written ({error.strerror}); check the folder and its permissions"
+        ) from error
 
 
 def _remove(temporary: str, folders: list[Path]) -> None:
@@ -177,7 +187,9 @@ def _refuse_surrogates(path: str | os.PathLike[str], number: int, row: dict) -> 
     try:
         json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise InputError(f"{path}:{number}: half a surrogate pair (\\ud800 to \\udfff) is not a character; repair the text") from None
+        raise InputError(
+            f"{path}:{number}: half a surrogate pair (\\ud800 to \\udfff) is not a character; repair the text"
+        ) from None
 
 
 def quote(line: str, limit: int = 80) -> str:

@@ -1,8 +1,8 @@
 """Queries, corpora, judgements and runs on disk: records, readers, writers, and the collection folder.
 
 A *collection* is a folder with queries.tsv, corpus.jsonl (or .jsonl.gz), qrels.txt and run.bm25.txt. Every reader
-accepts plain or gzip files, a byte-order mark and Windows line ends, and names file, line, value and remedy when a
-line is wrong. Every writer goes through ``atomic_write``: a reader never sees half a file. The functions on files as such
+accepts plain or gzip files, a byte-order mark and Windows line ends, and names file, line, value and remedy when a line
+is wrong. Every writer goes through ``atomic_write``: a reader never sees half a file. The functions on files as such
 come from headrank.files and are offered here too.
 """
 
@@ -76,7 +76,9 @@ def read_queries(path: str | os.PathLike[str]) -> dict[str, str]:
         if not tab or not query_id or not text:
             raise InputError(f"{path}:{number}: expected 'query id<TAB>text', found {quote(line)}")
         if query_id.split() != [query_id]:
-            raise InputError(f"{path}:{number}: query id {query_id!r} has a space, which TREC files cannot hold; rename it")
+            raise InputError(
+                f"{path}:{number}: query id {query_id!r} has a space, which TREC files cannot hold; rename it"
+            )
         if query_id in queries:
             raise InputError(f"{path}:{number}: query id {query_id!r} appears twice; remove one line")
         queries[query_id] = text
@@ -94,7 +96,9 @@ def read_query_ids(path: str | os.PathLike[str]) -> set[str]:
 
 
 def iterate_corpus(path: str | os.PathLike[str]) -> Iterator[Document]:
-    """Yield the documents of a corpus.jsonl(.gz): objects with docid (or _id, id), text (or contents), title; ids appear once."""
+    """Yield the documents of a corpus.jsonl(.gz): objects with docid (or _id, id), text (or contents), title; ids
+    appear once.
+    """
     seen: set[str] = set()
     for number, document in _numbered_documents(path):
         if document.doc_id in seen:
@@ -117,7 +121,8 @@ def _numbered_documents(path: str | os.PathLike[str]) -> Iterator[tuple[int, Doc
             raise InputError(f"{path}:{number}: needs a 'docid' without spaces, found {quote(line)}")
         if not isinstance(text, str) or not isinstance(title, str):
             raise InputError(
-                f"{path}:{number}: document {doc_id!r} needs a 'text' string and, if any, a 'title' string, found {quote(line)}"
+                f"{path}:{number}: document {doc_id!r} needs a 'text' string and, if any, a 'title' string, found "
+                f"{quote(line)}"
             )
         yield number, Document(doc_id, title, text)
     if not number:
@@ -142,16 +147,20 @@ def read_qrels(path: str | os.PathLike[str]) -> Qrels:
     for number, line in read_lines(path):
         fields = line.split()
         if len(fields) != 4:
-            raise InputError(f"{path}:{number}: expected 'query 0 document grade', found {quote(line)}; correct the line")
+            raise InputError(
+                f"{path}:{number}: expected 'query 0 document grade', found {quote(line)}; correct the line"
+            )
         query_id, _, doc_id, grade = fields
         if not _INTEGER.fullmatch(grade) or abs(int(grade)) > _LARGEST_GRADE:
             raise InputError(f"{path}:{number}: grade {quote(grade)} is not an integer; correct the line")
         value = int(grade)
         judged = qrels.setdefault(query_id, {})
-        # pooled collections repeat lines; two different grades are somebody's mistake, and the last one must not win silently
+        # pooled collections repeat lines; two different grades are somebody's mistake, and the last one must not win
+        # silently
         if judged.setdefault(doc_id, value) != value:
             raise InputError(
-                f"{path}:{number}: document {doc_id!r} of query {query_id!r} has two grades, {judged[doc_id]} and {value}; remove one"
+                f"{path}:{number}: document {doc_id!r} of query {query_id!r} has two grades, {judged[doc_id]} and "
+                f"{value}; remove one"
             )
     if not qrels:
         raise InputError(f"{path}: no judgements; the file is empty")
@@ -159,7 +168,8 @@ def read_qrels(path: str | os.PathLike[str]) -> Qrels:
 
 
 def read_run(path: str | os.PathLike[str]) -> Run:
-    """Read a TREC run (query id, Q0, document id, rank, score, tag); candidates come back ordered by rank and numbered from 1.
+    """Read a TREC run (query id, Q0, document id, rank, score, tag); candidates come back ordered by rank and numbered
+    from 1.
 
     File order decides between equal ranks, so a run written by another tool keeps its order for tied scores.
     """
@@ -168,28 +178,38 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     for number, line in read_lines(path):
         fields = line.split()
         if len(fields) != 6:
-            raise InputError(f"{path}:{number}: expected 'query Q0 document rank score tag', found {quote(line)}; correct the line")
+            raise InputError(
+                f"{path}:{number}: expected 'query Q0 document rank score tag', found {quote(line)}; correct the line"
+            )
         query_id, _, doc_id, rank, score, _ = fields
         candidate = Candidate(doc_id, *_rank_and_score(path, number, rank, score))
         if (query_id, doc_id) in seen:
-            raise InputError(f"{path}:{number}: document {doc_id!r} of query {query_id!r} appears twice; remove one line")
+            raise InputError(
+                f"{path}:{number}: document {doc_id!r} of query {query_id!r} appears twice; remove one line"
+            )
         seen.add((query_id, doc_id))
         run.setdefault(query_id, []).append(candidate)
     if not run:
         raise InputError(f"{path}: no results; the file is empty")
-    # by rank and not by score: trec_eval would break ties of scores by document id; the sort is stable, so file order decides
+    # by rank and not by score: trec_eval would break ties of scores by document id; the sort is stable, so file order
+    # decides
     return {query_id: _numbered(sorted(rows, key=lambda row: row.rank)) for query_id, rows in run.items()}
 
 
 def _numbered(rows: Sequence[Candidate]) -> list[Candidate]:
     """Ranks 1, 2, ...: other tools begin at 0, leave gaps or write one rank for all."""
-    return [row if row.rank == rank else Candidate(row.doc_id, rank, row.score) for rank, row in enumerate(rows, start=1)]
+    return [
+        row if row.rank == rank else Candidate(row.doc_id, rank, row.score) for rank, row in enumerate(rows, start=1)
+    ]
 
 
 def _rank_and_score(path: str | os.PathLike[str], number: int, rank: str, score: str) -> tuple[int, float]:
     # int() would take "1_0" and digits of other scripts
     if not _INTEGER.fullmatch(rank):
-        raise InputError(f"{path}:{number}: rank {quote(rank)} is not an integer; are the columns 'query Q0 document rank score tag'?")
+        raise InputError(
+            f"{path}:{number}: rank {quote(rank)} is not an integer; are the columns 'query Q0 document rank score "
+            "tag'?"
+        )
     try:
         # float() takes 1_000, which no other tool of the field reads as a number
         value = float(score) if "_" not in score else math.nan
@@ -213,7 +233,9 @@ def write_run(
 
 
 def append_unranked(ranked: Sequence[tuple[str, float]], rest: Iterable[str]) -> list[tuple[str, float]]:
-    """A reranked list, best first, and below it the candidates that were not read: in their own order, each 1 below the one before."""
+    """A reranked list, best first, and below it the candidates that were not read: in their own order, each 1 below
+    the one before.
+    """
     # below the last score, and falling: tools that sort by score keep this order
     floor = ranked[-1][1]
     return [*ranked, *((doc_id, floor - 1.0 - place) for place, doc_id in enumerate(rest))]
@@ -263,7 +285,9 @@ class Collection:
     @property
     def paths(self) -> list[Path]:
         """The files that are there."""
-        return [path for path in (self.queries_path, self.corpus_path, self.qrels_path, self.run_path) if path is not None]
+        return [
+            path for path in (self.queries_path, self.corpus_path, self.qrels_path, self.run_path) if path is not None
+        ]
 
     def queries(self) -> dict[str, str]:
         """Query id -> text."""
@@ -278,16 +302,20 @@ class Collection:
     def run(self) -> Run:
         """The first-stage candidates."""
         if self.run_path is None:
-            raise InputError(f"collection {self.name}: run.bm25.txt is missing; make it with 'headrank retrieve' or give `run` FILE")
+            raise InputError(
+                f"collection {self.name}: run.bm25.txt is missing; make it with 'headrank retrieve' or give `run` FILE"
+            )
         return read_run(self.run_path)
 
     def documents(self, wanted: set[str] | None = None) -> dict[str, Document]:
         """The corpus, or the part of it that ``wanted`` names; an id that is not there is an error."""
-        # the whole file is read even for a few ids: a corpus has no index, and duplicates of the wanted ids are found this way
+        # the whole file is read even for a few ids: a corpus has no index, and duplicates of the wanted ids are found
+        # this way
         corpus = read_corpus(self.corpus_path, wanted)
         missing = sorted(wanted - corpus.keys()) if wanted is not None else []
         if missing:
             raise InputError(
-                f"{self.corpus_path}: {len(missing)} documents of the run are missing, the first is {missing[0]!r}; is it the run's corpus?"
+                f"{self.corpus_path}: {len(missing)} documents of the run are missing, the first is {missing[0]!r}; "
+                "is it the run's corpus?"
             )
         return corpus

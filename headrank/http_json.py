@@ -1,4 +1,6 @@
-"""One JSON request to a server, repeated while the server is busy or away; the key travels in a header and in no message."""
+"""One JSON request to a server, repeated while the server is busy or away; the key travels in a header and in no
+message.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,12 @@ class RefusedRequest(InputError):
         self.status = status
 
 
-def post_json(url: str, body: Mapping[str, Any], *, key: str | None = None, timeout: float = 600.0, retries: int = 5) -> Any:
-    """Send until the server answers: busy or broken is tried again with growing pauses, a refusal is a RefusedRequest."""
+def post_json(
+    url: str, body: Mapping[str, Any], *, key: str | None = None, timeout: float = 600.0, retries: int = 5
+) -> Any:
+    """Send until the server answers: busy or broken is tried again with growing pauses, a refusal is a
+    RefusedRequest.
+    """
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     payload = json.dumps(body).encode()
     for attempt in range(retries + 1):

@@ -1,4 +1,5 @@
-"""What a low-rank adapter is: rank, scale and the projections it changes. Shared by training, export and reranking; pure.
+"""What a low-rank adapter is: rank, scale and the projections it changes. Shared by training, export and reranking;
+pure.
 
 The weight of an adapted projection is W + (alpha / rank) B A, with A [rank, inputs] and B [outputs, rank].
 """

@@ -31,8 +31,8 @@ class Ranker(Protocol):
 class Method:
     """One row of the paper's tables.
 
-    ``selection`` is the policy of ``headrank select-heads`` that finds the method's heads and ``top_k`` how many its own
-    paper keeps; both are None where no head is selected.
+    ``selection`` is the policy of ``headrank select-heads`` that finds the method's heads and ``top_k`` how many its
+    own paper keeps; both are None where no head is selected.
     """
 
     name: str
@@ -83,7 +83,9 @@ def find_method(name: str) -> Method:
 
 
 def method_name(method: str) -> str:
-    """The name for people: 'core' is CoRe, 'headrank+reselected' is HeadRank (reselected); unknown names stay as they are."""
+    """The name for people: 'core' is CoRe, 'headrank+reselected' is HeadRank (reselected); unknown names stay as
+    they are.
+    """
     base, plus, variant = method.partition("+")
     name = METHODS[base].title if base in METHODS else base
     return f"{name} ({variant})" if plus else name
@@ -102,17 +104,21 @@ def method_kind(method: str) -> str:
     return known.kind if known is not None else "attention"
 
 
-def build_ranker(method: str, model: str | Path | None, heads: HeadSet | str | Path | None = None, **options: Any) -> Ranker:
+def build_ranker(
+    method: str, model: str | Path | None, heads: HeadSet | str | Path | None = None, **options: Any
+) -> Ranker:
     """The ranker of a method on a model.
 
     ``heads`` is a HeadSet or heads.json for the methods that select heads. Options that are None keep their defaults:
-    device, dtype, batch_size for all; prompt, calibrate, max_length, store, store_add, key_cache_bytes for attention; api_base, window,
-    stride, prompt (its max_words), max_new_tokens, max_length, concurrency, timeout, retries for RankGPT. An option of another kind of
-    method is an error.
+    device, dtype, batch_size for all; prompt, calibrate, max_length, store, store_add, key_cache_bytes for attention;
+    api_base, window, stride, prompt (its max_words), max_new_tokens, max_length, concurrency, timeout, retries for
+    RankGPT. An option of another kind of method is an error.
     """
     chosen = find_method(method)
     # commands pass every flag they have; calibrate True is the default, and no reason to refuse RankGPT
-    given = {key: value for key, value in options.items() if value is not None and not (key == "calibrate" and value is True)}
+    given = {
+        key: value for key, value in options.items() if value is not None and not (key == "calibrate" and value is True)
+    }
     strange = sorted(set(given) - _SHARED_OPTIONS - _OPTIONS[chosen.kind])
     if strange:
         raise InputError(f"method {method!r} does not know the option {strange[0]!r}; leave it out")
@@ -128,7 +134,9 @@ def build_ranker(method: str, model: str | Path | None, heads: HeadSet | str | P
     return _attention_ranker(chosen, model, heads, given)
 
 
-def _attention_ranker(method: Method, model: str | Path, heads: HeadSet | str | Path | None, options: dict[str, Any]) -> Ranker:
+def _attention_ranker(
+    method: Method, model: str | Path, heads: HeadSet | str | Path | None, options: dict[str, Any]
+) -> Ranker:
     """The one-pass engine with the method's heads; only the policy differs between the attention methods."""
     from headrank.reranking.reranker import HeadRankReranker
 
@@ -136,7 +144,8 @@ def _attention_ranker(method: Method, model: str | Path, heads: HeadSet | str | 
         return HeadRankReranker.from_pretrained(model, "all", **options)
     if heads is None and method.name != "headrank":
         raise InputError(
-            f"method {method.name!r} needs heads: run 'headrank select-heads --method {method.selection} --output heads.json' "
+            f"method {method.name!r} needs heads: run 'headrank select-heads --method {method.selection} --output "
+            "heads.json' "
             "and give it with `heads`"
         )
     return HeadRankReranker.from_pretrained(model, heads, **options)
@@ -151,4 +160,6 @@ class FirstStage:
 
         from headrank.reranking.rerank_requests import ListScores
 
-        return [ListScores(np.arange(len(documents), 0, -1, dtype=np.float32), num_tokens=0) for _, documents in requests]
+        return [
+            ListScores(np.arange(len(documents), 0, -1, dtype=np.float32), num_tokens=0) for _, documents in requests
+        ]

@@ -19,7 +19,9 @@ _HALF_PRECISION = (8, 0)  # compute capability from which on a GPU has bfloat16 
 ATTENTION, ATTENTION_VARIABLE = ("auto", "flash", "efficient", "cudnn", "math"), "HEADRANK_ATTENTION"
 
 
-def resolve_device(device: str | torch.device | None, dtype: str | torch.dtype | None) -> tuple[torch.device, torch.dtype]:
+def resolve_device(
+    device: str | torch.device | None, dtype: str | torch.dtype | None
+) -> tuple[torch.device, torch.dtype]:
     """The device (CUDA where there is one) and the number format (float32 on a CPU, else bfloat16).
 
     Processes that torchrun started on one machine get a GPU each, in turn; ``cuda:1`` is that one for all of them.
@@ -31,8 +33,13 @@ def resolve_device(device: str | torch.device | None, dtype: str | torch.dtype |
     if chosen.type == "cuda":
         count = torch.cuda.device_count()
         if (chosen.index or 0) >= count:
-            raise InputError(f"`device` {chosen}: this machine (or this build of torch) has {count} CUDA devices; give another or cpu")
-        chosen = chosen if chosen.index is not None else torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % count)
+            raise InputError(
+                f"`device` {chosen}: this machine (or this build of torch) has {count} CUDA devices; give another "
+                "or cpu"
+            )
+        chosen = (
+            chosen if chosen.index is not None else torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % count)
+        )
     if chosen.type == "mps" and not torch.backends.mps.is_available():
         raise InputError("`device` mps: this machine (or this build of torch) has none; give cpu")
     named = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
@@ -42,7 +49,9 @@ def resolve_device(device: str | torch.device | None, dtype: str | torch.dtype |
 
 
 def fastest_float(device: torch.device, default: torch.dtype, *, is_large: bool = True) -> tuple[torch.dtype, str]:
-    """The float format that this device is fastest in, and why, in words; a model that is not large stays in ``default`` on a CPU."""
+    """The float format that this device is fastest in, and why, in words; a model that is not large stays in
+    ``default`` on a CPU.
+    """
     if device.type == "cpu":
         instructions = fast_bfloat16() if is_large else None
         return (torch.bfloat16, instructions) if instructions else (default, "")
@@ -53,22 +62,30 @@ def fastest_float(device: torch.device, default: torch.dtype, *, is_large: bool 
 
 def describe(device: torch.device, numbers: str, reason: str = "", dtype: torch.dtype = torch.float32) -> str:
     """One line for the log: number format and why, device, and its threads or its attention kernel. Sets both."""
-    how = {"cpu": lambda: f", {use_available_cores()} threads", "cuda": lambda: f", {choose_attention(device, dtype)} attention"}
+    how = {
+        "cpu": lambda: f", {use_available_cores()} threads",
+        "cuda": lambda: f", {choose_attention(device, dtype)} attention",
+    }
     return f"{numbers} on {device}{f' ({reason})' if reason else ''}{how.get(device.type, str)()}"
 
 
 def choose_attention(device: torch.device, dtype: torch.dtype) -> str:
-    """Which of torch's kernels attends without a mask on a CUDA device: flash where the GPU and the number format have it, else the
-    memory-efficient one, which always takes masks. HEADRANK_ATTENTION names another, for the whole process.
+    """Which of torch's kernels attends without a mask on a CUDA device: flash where the GPU and the number format have
+    it, else the memory-efficient one, which always takes masks. HEADRANK_ATTENTION names another, for the whole
+    process.
     """
     asked = os.environ.get(ATTENTION_VARIABLE, "auto")
     if asked not in ATTENTION:
-        raise InputError(f"{ATTENTION_VARIABLE} {asked!r} in the environment is no attention kernel; give {', '.join(ATTENTION)}")
+        raise InputError(
+            f"{ATTENTION_VARIABLE} {asked!r} in the environment is no attention kernel; give {', '.join(ATTENTION)}"
+        )
     has_flash = dtype in (torch.bfloat16, torch.float16) and torch.cuda.get_device_capability(device) >= _HALF_PRECISION
     if asked == "auto":  # torch takes the same by itself, and other models of this process keep what they were given
         return "flash" if has_flash else "efficient"
     if asked == "flash" and not has_flash:
-        raise InputError(f"{ATTENTION_VARIABLE} flash: needs bfloat16 or float16 and compute capability 8; give efficient or auto")
+        raise InputError(
+            f"{ATTENTION_VARIABLE} flash: needs bfloat16 or float16 and compute capability 8; give efficient or auto"
+        )
     torch.backends.cuda.enable_flash_sdp(asked == "flash")
     torch.backends.cuda.enable_cudnn_sdp(asked == "cudnn")
     torch.backends.cuda.enable_mem_efficient_sdp(asked != "math")
@@ -81,7 +98,9 @@ def fast_bfloat16() -> str | None:
 
     Some virtual machines advertise instructions that kill the process: they are tried in a child first.
     """
-    has_tiles, has_vectors = (getattr(torch.cpu, name, bool)() for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"))
+    has_tiles, has_vectors = (
+        getattr(torch.cpu, name, bool)() for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    )
     if not (has_tiles or has_vectors):
         return None
     if not _survives(lambda: torch.ones(64, 64, dtype=torch.bfloat16) @ torch.ones(64, 64, dtype=torch.bfloat16)):
@@ -91,7 +110,9 @@ def fast_bfloat16() -> str | None:
 
 
 def _survives(work: Callable[[], object]) -> bool:
-    """Whether ``work`` runs to its end in a forked child; without fork (Windows) the question is not asked and the answer is no."""
+    """Whether ``work`` runs to its end in a forked child; without fork (Windows) the question is not asked and the
+    answer is no.
+    """
     if not hasattr(os, "fork"):
         return False
     child = os.fork()
@@ -99,7 +120,8 @@ def _survives(work: Callable[[], object]) -> bool:
         for number in (signal.SIGALRM, signal.SIGILL):  # faulthandler would print a traceback that alarms the user
             signal.signal(number, signal.SIG_DFL)
         signal.alarm(_PROBE_SECONDS)
-        torch.set_num_threads(1)  # the parent's OpenMP threads do not exist in a forked child; waiting for them would hang
+        # the parent's OpenMP threads do not exist in a forked child; waiting for them would hang
+        torch.set_num_threads(1)
         work()
         os._exit(0)
     return os.waitpid(child, 0)[1] == 0
@@ -122,7 +144,9 @@ def use_threads(count: int) -> None:
 
 
 def use_available_cores() -> int:
-    """torch's threads where neither OMP_NUM_THREADS nor the caller chose: never more than the container gives. Returns their number."""
+    """torch's threads where neither OMP_NUM_THREADS nor the caller chose: never more than the container gives.
+    Returns their number.
+    """
     if "OMP_NUM_THREADS" not in os.environ and available_cores() < torch.get_num_threads():
         torch.set_num_threads(available_cores())
     return torch.get_num_threads()

@@ -1,4 +1,6 @@
-"""Which of torchrun's processes this one is, and waiting for the others; without torchrun there is one and nobody waits."""
+"""Which of torchrun's processes this one is, and waiting for the others; without torchrun there is one and nobody
+waits.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from headrank.errors import InputError
 
 Result = TypeVar("Result")
 
-LONGEST_WAIT = datetime.timedelta(days=7)  # shares are uneven, and torchrun itself ends the others when one process dies
+# shares are uneven, and torchrun itself ends the others when one process dies
+LONGEST_WAIT = datetime.timedelta(days=7)
 
 
 def world() -> tuple[int, int]:
@@ -26,7 +29,9 @@ def world() -> tuple[int, int]:
 
 
 def first_process_does(work: Callable[[], Result]) -> Result | None:
-    """What the first process makes, while the others wait and get None. Its InputError is everybody's: no process hangs or dies of it."""
+    """What the first process makes, while the others wait and get None. Its InputError is everybody's: no process
+    hangs or dies of it.
+    """
     rank, world_size = world()
     result: Result | None = None
     reason: list[str | None] = [None]

@@ -1,10 +1,11 @@
 """Core attention that also returns a few rows per head, and the last layer's attention that makes only Q and K.
 
-Given to Megatron through the layer spec; nothing is patched. What to read and what was read travel in one ``RowCapture`` of
-one micro-batch, handed down as ``packed_seq_params``: the argument Megatron passes, untouched, from the model to the core
-attention of every layer. Without a capture the module is plain causal attention.
+Given to Megatron through the layer spec; nothing is patched. What to read and what was read travel in one
+``RowCapture`` of one micro-batch, handed down as ``packed_seq_params``: the argument Megatron passes, untouched, from
+the model to the core attention of every layer. Without a capture the module is plain causal attention.
 
-Shapes: S sequence, B batch, P query heads on this rank, G key-value groups on this rank, D head size, K heads asked for.
+Shapes: S sequence, B batch, P query heads on this rank, G key-value groups on this rank, D head size, K heads asked
+for.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import divide
 from torch.utils.checkpoint import checkpoint
 
-from headrank.method.attention import BranchLayout, branched_context, causal_context, mean_row_probabilities, replace_calibration_rows
+from headrank.method.attention import (
+    BranchLayout,
+    branched_context,
+    causal_context,
+    mean_row_probabilities,
+    replace_calibration_rows,
+)
 from headrank.method.log_mass import row_log_ratios
 from megatron_patches.late import LateCapture, LateRows
 
@@ -33,8 +40,8 @@ from megatron_patches.late import LateCapture, LateRows
 class LayerRows(NamedTuple):
     """What one layer gave on this rank: Hugging Face head numbers, and their averaged rows [B, K, S] in float32.
 
-    ``heads`` may be empty: the rows are then [B, 0, S] but still hang in the autograd graph, so that every rank runs the
-    same collectives in backward.
+    ``heads`` may be empty: the rows are then [B, 0, S] but still hang in the autograd graph, so that every rank runs
+    the same collectives in backward.
     """
 
     heads: tuple[int, ...]
@@ -46,8 +53,8 @@ class LayerRows(NamedTuple):
 class RowCapture(PackedSeqParams):
     """Heads to read per layer (zero-based, this rank's own numbering) and, after the forward, their rows.
 
-    With ``is_log_mass`` their log ratios [B, N, K, R] instead. It is a PackedSeqParams in "sbhd" format, so Megatron treats the
-    batch as the ordinary padded one that it is.
+    With ``is_log_mass`` their log ratios [B, N, K, R] instead. It is a PackedSeqParams in "sbhd" format, so Megatron
+    treats the batch as the ordinary padded one that it is.
     """
 
     qkv_format: str = "sbhd"
@@ -96,7 +103,9 @@ class HeadRankCoreAttention(MegatronModule):
         assert dropout == 0.0, "attention dropout would make the captured rows differ from the attention used"
         self.layer_number = max(1, layer_number)
         self.softmax_scale = config.kv_channels**-0.5 if softmax_scale is None else softmax_scale
-        self.is_recomputed = config.recompute_granularity == "selective" and "core_attn" in (config.recompute_modules or ())
+        self.is_recomputed = config.recompute_granularity == "selective" and "core_attn" in (
+            config.recompute_modules or ()
+        )
         self.fused = self._build_fused(
             config=config,
             layer_number=layer_number,
@@ -123,7 +132,9 @@ class HeadRankCoreAttention(MegatronModule):
         packed_seq_params: PackedSeqParams | None = None,
         **_: Any,
     ) -> torch.Tensor:
-        """Context [S, B, P*D] of query [S, B, P, D] over key and value [S, B, G, D], causal except in the parallel layout."""
+        """Context [S, B, P*D] of query [S, B, P, D] over key and value [S, B, G, D], causal except in the parallel
+        layout.
+        """
         capture = packed_seq_params if isinstance(packed_seq_params, (RowCapture, LateCapture)) else None
         if capture is None and packed_seq_params is not None:
             raise NotImplementedError("HeadRank's core attention does not take packed (thd) sequences")
@@ -132,11 +143,14 @@ class HeadRankCoreAttention(MegatronModule):
             capture.read(self.layer_number - 1, query.permute(1, 2, 0, 3), key.permute(1, 2, 0, 3), self.softmax_scale)
         layout = None if capture is None else capture.layout
         if self.is_recomputed and torch.is_grad_enabled():
-            # only the context: rows that were read under recomputation would be read again in backward, without their loss
+            # only the context: rows that were read under recomputation would be read again in backward, without their
+            # loss
             return checkpoint(self._context, query, key, value, layout, use_reentrant=False, preserve_rng_state=False)
         return self._context(query, key, value, layout)
 
-    def _context(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: BranchLayout | LateRows | None) -> torch.Tensor:
+    def _context(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: BranchLayout | LateRows | None
+    ) -> torch.Tensor:
         if isinstance(layout, LateRows):
             return layout.rows.context(query, key, value, self.softmax_scale)
         query_BPSD, key_BGSD, value_BGSD = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
@@ -154,13 +168,17 @@ class HeadRankCoreAttention(MegatronModule):
         return context.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
 
     def _takes_fused(self, query: torch.Tensor, layout: BranchLayout | None) -> bool:
-        """Not in float32, for which Transformer Engine has neither flash nor cuDNN attention and makes S x S matrices."""
+        """Not in float32, for which Transformer Engine has neither flash nor cuDNN attention and makes S x S
+        matrices.
+        """
         # fused kernels have no float32, and know no mask in which documents do not see each other
         return self.fused is not None and query.dtype != torch.float32 and (layout is None or layout.blocks is None)
 
 
 class FusedHeadRankCoreAttention(HeadRankCoreAttention):
-    """The same with Transformer Engine's fused attention for the causal context; the parallel layout is SDPA's here too."""
+    """The same with Transformer Engine's fused attention for the causal context; the parallel layout is SDPA's here
+    too.
+    """
 
     def _build_fused(self, **arguments: Any) -> torch.nn.Module | None:
         if self.config.attention_backend == AttnBackend.local:
@@ -227,8 +245,12 @@ class QueryKeyAttention(MegatronModule):
         query_SBPD = self.q_layernorm(mixed[..., :-1, :].flatten(2, 3))
         key_SBGD = self.k_layernorm(mixed[..., -1, :])
         if rotary_pos_emb is not None:
-            query_SBPD = apply_rotary_pos_emb(query_SBPD, rotary_pos_emb, config=self.config, cp_group=self.pg_collection.cp)
-            key_SBGD = apply_rotary_pos_emb(key_SBGD, rotary_pos_emb, config=self.config, cp_group=self.pg_collection.cp)
+            query_SBPD = apply_rotary_pos_emb(
+                query_SBPD, rotary_pos_emb, config=self.config, cp_group=self.pg_collection.cp
+            )
+            key_SBGD = apply_rotary_pos_emb(
+                key_SBGD, rotary_pos_emb, config=self.config, cp_group=self.pg_collection.cp
+            )
         if packed_seq_params is not None:
             query_BPSD, key_BGSD = query_SBPD.permute(1, 2, 0, 3), key_SBGD.permute(1, 2, 0, 3)
             packed_seq_params.read(self.layer_number - 1, query_BPSD, key_BGSD, self.softmax_scale)

@@ -1,8 +1,8 @@
 """The only module that knows whether CUDA exists: process groups, seeds, and the CPU backend of Megatron-Core.
 
-With CUDA nothing is shimmed: nccl, one GPU per process. Without it the real megatron-core runs over gloo behind a small set of
-stand-ins for ``torch.cuda``. They are installed by an explicit call (``initialize`` or ``install_cpu_backend``), never at
-import, and only on a machine without CUDA.
+With CUDA nothing is shimmed: nccl, one GPU per process. Without it the real megatron-core runs over gloo behind a small
+set of stand-ins for ``torch.cuda``. They are installed by an explicit call (``initialize`` or ``install_cpu_backend``),
+never at import, and only on a machine without CUDA.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from torch.overrides import TorchFunctionMode
 from headrank.errors import InputError
 
 _cpu_mode: _CpuForCuda | None = None
-_LAUNCHER_NUMBERS = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_PORT": "29500"}  # and what holds without torchrun
+# and what holds without torchrun
+_LAUNCHER_NUMBERS = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_PORT": "29500"}
 _NEWEST_GENERATION = 10  # of which Megatron asks for nothing in the environment
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # names of glibc's malloc.h
 
@@ -45,20 +46,25 @@ def has_compiled_fusions() -> bool:
 
 
 def initialize(
-    tensor_model_parallel_size: int = 1, *, expert_model_parallel_size: int = 1, seed: int = 1234, timeout_minutes: float = 30
+    tensor_model_parallel_size: int = 1,
+    *,
+    expert_model_parallel_size: int = 1,
+    seed: int = 1234,
+    timeout_minutes: float = 30,
 ) -> None:
     """Join (or start, alone) the process group and set up Megatron's groups and seeds.
 
-    RANK, WORLD_SIZE and LOCAL_RANK come from torchrun; without them this is a world of one. What is left of the world after
-    tensor parallelism is data parallelism; experts are given out over ``expert_model_parallel_size`` ranks of all of them. Calling it
-    twice with the same sizes does nothing.
+    RANK, WORLD_SIZE and LOCAL_RANK come from torchrun; without them this is a world of one. What is left of the world
+    after tensor parallelism is data parallelism; experts are given out over ``expert_model_parallel_size`` ranks of all
+    of them. Calling it twice with the same sizes does nothing.
     """
     from megatron.core import parallel_state, tensor_parallel
 
     rank, world_size, local_rank = world_from_environment()
     if world_size % tensor_model_parallel_size:
         raise InputError(
-            f"--tensor-model-parallel-size {tensor_model_parallel_size} does not divide the {world_size} process(es) of this run; "
+            f"--tensor-model-parallel-size {tensor_model_parallel_size} does not divide the {world_size} "
+            "process(es) of this run; "
             f"start a multiple of {tensor_model_parallel_size} with torchrun --nproc-per-node"
         )
     install_cpu_backend()
@@ -77,7 +83,10 @@ def initialize(
             **rendezvous,
         )
     if parallel_state.model_parallel_is_initialized():
-        sizes = (parallel_state.get_tensor_model_parallel_world_size(), parallel_state.get_expert_model_parallel_world_size())
+        sizes = (
+            parallel_state.get_tensor_model_parallel_world_size(),
+            parallel_state.get_expert_model_parallel_world_size(),
+        )
         if sizes == (tensor_model_parallel_size, expert_model_parallel_size):
             return
         parallel_state.destroy_model_parallel()
@@ -92,7 +101,9 @@ def initialize(
 
 
 def world_from_environment() -> tuple[int, int, int]:
-    """RANK, WORLD_SIZE and LOCAL_RANK as torchrun sets them, or a world of one; a set that is broken or half there is refused."""
+    """RANK, WORLD_SIZE and LOCAL_RANK as torchrun sets them, or a world of one; a set that is broken or half there
+    is refused.
+    """
     remedy = "start the program with torchrun, or unset torchrun's variables"
     numbers = {name: os.environ.get(name, default) for name, default in _LAUNCHER_NUMBERS.items()}
     for name, text in numbers.items():
@@ -111,13 +122,17 @@ def _require_a_gpu_each(local_rank: int) -> None:
     """All processes of a machine refuse together when it has fewer GPUs than they are."""
     processes, gpus = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), local_rank + 1), torch.cuda.device_count()
     if processes > gpus:
-        raise InputError(f"{processes} processes on this machine, but {gpus} GPU(s); give torchrun --nproc-per-node {gpus} (NPROC={gpus})")
+        raise InputError(
+            f"{processes} processes on this machine, but {gpus} GPU(s); give torchrun --nproc-per-node {gpus} "
+            f"(NPROC={gpus})"
+        )
 
 
 def keep_freed_memory() -> None:
     """Let the allocator keep what a step frees for the next one, as the CUDA allocator does.
 
-    glibc returns large blocks to the system and every step faults them in again, page by page. Does nothing with CUDA or without glibc.
+    glibc returns large blocks to the system and every step faults them in again, page by page. Does nothing with CUDA
+    or without glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if not has_cuda() and mallopt is not None:
@@ -144,8 +159,8 @@ def shutdown() -> None:
 def process_group_cleanup() -> Iterator[None]:
     """Leave the groups when the work is done.
 
-    After an error only a process that is alone does: NCCL leaves together, and the others may wait in another collective. Their
-    launcher ends them once this process has said what is wrong and exited.
+    After an error only a process that is alone does: NCCL leaves together, and the others may wait in another
+    collective. Their launcher ends them once this process has said what is wrong and exited.
     """
     try:
         yield
@@ -185,7 +200,8 @@ def install_cpu_backend() -> None:
 def prepare_experts() -> None:
     """Let Megatron's exchange of tokens between experts run where there is no CUDA.
 
-    Its split sizes become numbers on the way from a GPU to the host; on a CPU they are there already, as tensors, which gloo refuses.
+    Its split sizes become numbers on the way from a GPU to the host; on a CPU they are there already, as tensors, which
+    gloo refuses.
     """
     if has_cuda():
         return
@@ -200,10 +216,11 @@ def _as_numbers(values: Any, as_numpy: bool = False, record_stream: bool = False
 
 @contextlib.contextmanager
 def trainer_without_cuda() -> Iterator[None]:
-    """Let Megatron-LM's trainer start where there is no CUDA. Four of its functions cannot run there and are passed over:
+    """Let Megatron-LM's trainer start where there is no CUDA. Four of its functions cannot run there and are passed
+    over:
 
-    the assertion that there is CUDA, the question for the GPU's generation, compiling its dataset index (ours is another), and warming
-    up compiled fusions.
+    the assertion that there is CUDA, the question for the GPU's generation, compiling its dataset index (ours is
+    another), and warming up compiled fusions.
     """
     if has_cuda():
         yield
@@ -223,7 +240,9 @@ def trainer_without_cuda() -> Iterator[None]:
 
 
 def _nothing() -> Callable[..., None]:
-    """A CUDA call that means nothing on a CPU; a new function each time, because dynamo's tables refuse the same one twice."""
+    """A CUDA call that means nothing on a CPU; a new function each time, because dynamo's tables refuse the same one
+    twice.
+    """
     return lambda *_, **__: None
 
 
@@ -249,7 +268,11 @@ class _CpuForCuda(TorchFunctionMode):
     """Rewrites what names CUDA explicitly: device arguments, ``.cuda()``, and the type names the optimizer compares."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
         if func is torch.Tensor.cuda:

@@ -1,7 +1,7 @@
 """SwiGLU for machines without compiled fusions: silu(gate) * linear that keeps its input and nothing else for backward.
 
-Megatron's plain way holds two more tensors of the MLP's width a layer until backward and joins the two halves of the gradient
-with a copy. It stands in the slot of the activation module; on a GPU Megatron's own fusion is used.
+Megatron's plain way holds two more tensors of the MLP's width a layer until backward and joins the two halves of the
+gradient with a copy. It stands in the slot of the activation module; on a GPU Megatron's own fusion is used.
 """
 
 from __future__ import annotations

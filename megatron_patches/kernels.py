@@ -1,4 +1,5 @@
-"""Which kernels a run uses where there is a choice: attention's backend, deterministic ones, fused ones, overlapped collectives.
+"""Which kernels a run uses where there is a choice: attention's backend, deterministic ones, fused ones, overlapped
+collectives.
 
 All of it is Megatron's own settings under Megatron's own flags; here is decided when they can be on.
 """
@@ -30,10 +31,11 @@ _ALLOWED = {
 
 
 def choose_attention(backend: str) -> None:
-    """Let Transformer Engine and torch take this backend only; 'auto' leaves the choice to them. Before the first attention.
+    """Let Transformer Engine and torch take this backend only; 'auto' leaves the choice to them. Before the first
+    attention.
 
-    Transformer Engine reads its environment. torch calls the same kernels flash, cuDNN and math. 'local' is torch's attention,
-    never Transformer Engine's.
+    Transformer Engine reads its environment. torch calls the same kernels flash, cuDNN and math. 'local' is torch's
+    attention, never Transformer Engine's.
     """
     if backend in ("auto", "local"):
         return
@@ -50,11 +52,15 @@ def choose_attention(backend: str) -> None:
 
 
 def make_deterministic() -> None:
-    """Only kernels that give the same bits every time; an environment that contradicts is refused. Before CUDA starts."""
+    """Only kernels that give the same bits every time; an environment that contradicts is refused. Before CUDA
+    starts.
+    """
     for name, value in _DETERMINISTIC.items():
         found = os.environ.setdefault(name, value)
         if found not in _ALLOWED[name]:
-            raise InputError(f"--deterministic-mode: the environment says {name}={found}; unset it, or set it to {value}")
+            raise InputError(
+                f"--deterministic-mode: the environment says {name}={found}; unset it, or set it to {value}"
+            )
     torch.use_deterministic_algorithms(True)
 
 
@@ -69,7 +75,9 @@ def fuses_rotary(micro_batch_size: int, use_engine: bool) -> bool:
 
 
 def fuses_gradient_accumulation(use_engine: bool) -> bool:
-    """Transformer Engine adds a weight's gradient to the float32 buffer in the product itself; apex's extension does so for Megatron's."""
+    """Transformer Engine adds a weight's gradient to the float32 buffer in the product itself; apex's extension does
+    so for Megatron's.
+    """
     return use_engine or (device.has_cuda() and importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None)
 
 
@@ -81,7 +89,9 @@ def prepare_kernels(config: TrainingConfig) -> None:
 
 
 def one_length(config: TrainingConfig) -> int:
-    """What every batch is padded to with --tp-comm-overlap: --seq-length bounds one branch, and the other comes on top."""
+    """What every batch is padded to with --tp-comm-overlap: --seq-length bounds one branch, and the other comes on
+    top.
+    """
     assert config.seq_length is not None, "checked with the flags"
     step = math.lcm(config.tensor_parallel, LENGTH_STEP)
     return -(-(config.seq_length + _OTHER_BRANCH) // step) * step
@@ -107,7 +117,8 @@ def kernel_settings(settings: TrainingConfig, *, use_engine: bool) -> dict[str, 
         "attention_backend": AttnBackend[settings.attention_backend],
         "deterministic_mode": settings.deterministic_mode,
         "apply_rope_fusion": settings.rope_fusion and fuses_rotary(settings.micro_batch_size, use_engine),
-        "gradient_accumulation_fusion": settings.gradient_accumulation_fusion and fuses_gradient_accumulation(use_engine),
+        "gradient_accumulation_fusion": settings.gradient_accumulation_fusion
+        and fuses_gradient_accumulation(use_engine),
         "tp_comm_overlap": settings.tp_comm_overlap,
     }
     if settings.fp8_format is not None:

@@ -1,11 +1,11 @@
 """The late layout on a tensor-parallel rank: what its layers capture, and the scores that its heads contribute.
 
-One forward of one packed sequence holds the opening, the query branches and the passages of a micro-batch. Each layer of the
-readout keeps the query rows' vectors at this rank's heads and all keys at this rank's key pairs; the score is then
-``headrank.method.late_layout`` on this rank's heads, summed over ranks.
+One forward of one packed sequence holds the opening, the query branches and the passages of a micro-batch. Each layer
+of the readout keeps the query rows' vectors at this rank's heads and all keys at this rank's key pairs; the score is
+then ``headrank.method.late_layout`` on this rank's heads, summed over ranks.
 
-Shapes: S tokens, U queries, R rows of the longest query, N passages, T tokens of the longest passage, K this rank's readout heads,
-A its key pairs, D head size, Q query tokens of all queries together.
+Shapes: S tokens, U queries, R rows of the longest query, N passages, T tokens of the longest passage, K this rank's
+readout heads, A its key pairs, D head size, Q query tokens of all queries together.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class LateCapture(PackedSeqParams):
     rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def read(self, layer: int, query_BPSD: torch.Tensor, key_BGSD: torch.Tensor, scale: float) -> None:
-        """Keep the query rows' scaled vectors [h, Q, D] and the keys [S, g, D] of this layer's heads, if any were asked for."""
+        """Keep the query rows' scaled vectors [h, Q, D] and the keys [S, g, D] of this layer's heads, if any were
+        asked for.
+        """
         heads = self.local_heads_by_layer.get(layer)
         if heads is None:
             return
@@ -72,9 +74,11 @@ class LateCapture(PackedSeqParams):
 
 @dataclass
 class CapturedKeys:
-    """What a forward kept on this rank, layer by layer in ascending order; layers without heads here are present and empty.
+    """What a forward kept on this rank, layer by layer in ascending order; layers without heads here are present and
+    empty.
 
-    ``weight_delta`` [layers, heads on this rank] is what training has added to the readout's weights, None where they are fixed.
+    ``weight_delta`` [layers, heads on this rank] is what training has added to the readout's weights, None where they
+    are fixed.
     """
 
     layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
@@ -83,7 +87,9 @@ class CapturedKeys:
 
 @dataclass(frozen=True)
 class RankReadout:
-    """The part of a readout that lies on one rank: its heads in the order of the captured ones, with what belongs to them."""
+    """The part of a readout that lies on one rank: its heads in the order of the captured ones, with what belongs to
+    them.
+    """
 
     heads: tuple[Head, ...]  # Hugging Face numbers, by layer and head
     pair_of_head: tuple[int, ...]
@@ -115,7 +121,9 @@ class RankReadout:
         )
 
     def weights(self, delta: torch.Tensor | None) -> torch.Tensor:
-        """w_h [K] of this rank's heads, with what training has added to them (``delta`` [layers, heads on this rank])."""
+        """w_h [K] of this rank's heads, with what training has added to them (``delta`` [layers, heads on this
+        rank]).
+        """
         if delta is None or not self.heads:
             return self.weights_K
         layers, heads = zip(*self.heads, strict=True)
@@ -129,12 +137,13 @@ class RankReadout:
         meet: Callable[[QueryVectors], QueryVectors] = lambda queries: queries,
         num_queries: int | None = None,
     ) -> torch.Tensor:
-        """This rank's part of scores_UN; with ``lists`` (first and last + 1 passage of each query) only of each query's own passages.
+        """This rank's part of scores_UN; with ``lists`` (first and last + 1 passage of each query) only of each query's
+        own passages.
 
         ``meet`` may add the queries of other data-parallel ranks, ``num_queries`` is how many there are then.
 
-        Trap: a rank without heads of a layer must still reach that layer in backward, where the other ranks wait in a collective.
-        So everything captured takes part, also what is empty.
+        Trap: a rank without heads of a layer must still reach that layer in backward, where the other ranks wait in a
+        collective. So everything captured takes part, also what is empty.
         """
         vectors_KQD = torch.cat([vectors for vectors, _ in captured.layers.values()]).float()
         keys_SAD = torch.cat([keys for _, keys in captured.layers.values()], dim=1)
@@ -142,7 +151,9 @@ class RankReadout:
         if not self.heads:
             return (vectors_KQD.sum() + keys_SAD.sum()).float().expand(num_queries or late.num_queries, num_passages)
         queries = self._queries(vectors_KQD, keys_SAD[: late.rows.num_opening].transpose(0, 1), late)
-        flat = _Take.apply(keys_SAD.flatten(1), late.passage_index_NT.flatten(), late.place_of_token_S, late.is_passage_S)
+        flat = _Take.apply(
+            keys_SAD.flatten(1), late.passage_index_NT.flatten(), late.place_of_token_S, late.is_passage_S
+        )
         keys_NATD = flat.view(*late.passage_index_NT.shape, *keys_SAD.shape[1:]).transpose(1, 2)
         weights_K = self.weights(captured.weight_delta)
         if lists is None:
@@ -151,7 +162,9 @@ class RankReadout:
         blocks = []
         for query, (first, stop) in enumerate(lists):
             lengths = late.lengths_N[first:stop]
-            one = QueryVectors(*(getattr(queries, name)[query : query + 1] for name in ("vectors_UKRD", "opening_UKR", "weights_UR")))
+            one = QueryVectors(
+                *(getattr(queries, name)[query : query + 1] for name in ("vectors_UKRD", "opening_UKR", "weights_UR"))
+            )
             own = PassageKeys(keys_NATD[first:stop, :, : int(lengths.max())], lengths)
             blocks.append(late_scores(one, own, self.pair_of_head, weights_K, self.offsets_K, self.floor))
         # zeros elsewhere: a query's score of a foreign passage is not computed here, and no loss looks at it
@@ -170,7 +183,9 @@ class _Take(torch.autograd.Function):
     """values[index] where every token is taken at most once; backward is a gather, padding's gradient is dropped."""
 
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, index: torch.Tensor, inverse: torch.Tensor, is_taken: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, values: torch.Tensor, index: torch.Tensor, inverse: torch.Tensor, is_taken: torch.Tensor
+    ) -> torch.Tensor:
         ctx.save_for_backward(inverse, is_taken)
         return values.index_select(0, index)
 

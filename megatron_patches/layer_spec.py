@@ -1,8 +1,9 @@
 """Layer specs with HeadRank's core attention in its slot, for our model and for stock Megatron-LM's ``--spec``.
 
-``--spec megatron_patches.layer_spec QWEN3_LAYER_SPEC`` (or ``LLAMA_LAYER_SPEC``) gives stock Megatron the same network, and a
-``RowCapture`` handed to its GPTModel as ``packed_seq_params`` reads the rows of plain causal prompts. The calibration branch and
-the parallel layout need HeadRankModel: positions restart there, which stock Megatron's rotary embedding cannot do.
+``--spec megatron_patches.layer_spec QWEN3_LAYER_SPEC`` (or ``LLAMA_LAYER_SPEC``) gives stock Megatron the same network,
+and a ``RowCapture`` handed to its GPTModel as ``packed_seq_params`` reads the rows of plain causal prompts. The
+calibration branch and the parallel layout need HeadRankModel: positions restart there, which stock Megatron's rotary
+embedding cannot do.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import copy
 from typing import Any
 
 import torch
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_layer_with_transformer_engine_spec
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
 from megatron.core.transformer.identity_op import IdentityFuncOp, IdentityOp
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
@@ -26,12 +30,15 @@ from megatron_patches.versions import submodules_of, transformer_engine_is_insta
 
 
 def has_transformer_engine() -> bool:
-    """Whether Transformer Engine can be used: it is an extra, computes on GPUs only, and Megatron must have found it whole."""
+    """Whether Transformer Engine can be used: it is an extra, computes on GPUs only, and Megatron must have found it
+    whole.
+    """
     return device.has_cuda() and transformer_engine_is_installed()
 
 
 def chosen_engine(transformer_impl: str | None, dtype: torch.dtype) -> bool:
-    """Whether layers are Transformer Engine's: as --transformer-impl says, else where it can be used, but not in float32.
+    """Whether layers are Transformer Engine's: as --transformer-impl says, else where it can be used, but not in
+    float32.
 
     Its float32 matrix products are TF32, and a float32 run is made to compare numbers.
     """
@@ -48,9 +55,11 @@ def layer_spec(
     num_experts: int | None = None,
     grouped: bool = False,
 ) -> ModuleSpec:
-    """A whole decoder layer, with adapters where ``lora`` says; ``use_transformer_engine`` None takes it where it is installed.
+    """A whole decoder layer, with adapters where ``lora`` says; ``use_transformer_engine`` None takes it where it is
+    installed.
 
-    With ``num_experts`` a mixture of experts stands in the place of the MLP; ``grouped`` multiplies those of a rank together.
+    With ``num_experts`` a mixture of experts stands in the place of the MLP; ``grouped`` multiplies those of a rank
+    together.
     """
     return _layer_spec(qk_norm, use_transformer_engine, lora, "linear_qkv", num_experts, grouped)
 
@@ -78,7 +87,11 @@ def _layer_spec(
             attention.q_layernorm = attention.k_layernorm = RootMeanSquareNorm
     if num_experts:
         # the norm before experts is part of no linear layer: on disk it has its own name with both kinds of layers
-        kept = {key: name for key, name in spec.submodules.sharded_state_dict_keys_map.items() if not key.startswith("pre_mlp_layernorm")}
+        kept = {
+            key: name
+            for key, name in spec.submodules.sharded_state_dict_keys_map.items()
+            if not key.startswith("pre_mlp_layernorm")
+        }
         spec.submodules.sharded_state_dict_keys_map = kept
         if not grouped:
             submodules_of(submodules_of(spec.submodules.mlp).experts).activation_func = GatedUnit
@@ -89,11 +102,13 @@ def _layer_spec(
     return spec
 
 
-def _adapt(layer: TransformerLayerSubmodules, lora: LoraSettings, use_transformer_engine: bool, attention_linear: str) -> None:
+def _adapt(
+    layer: TransformerLayerSubmodules, lora: LoraSettings, use_transformer_engine: bool, attention_linear: str
+) -> None:
     """Put adapted classes into the slots of the linear layers.
 
-    Transformer Engine fuses the norm into the linear layer behind it; an adapter needs the normalised input, so here both stand alone,
-    under the names on disk that they have together.
+    Transformer Engine fuses the norm into the linear layer behind it; an adapter needs the normalised input, so here
+    both stand alone, under the names on disk that they have together.
     """
     attention, mlp = layer.self_attention.submodules, submodules_of(layer.mlp)
     if use_transformer_engine:
@@ -107,7 +122,10 @@ def _adapt(layer: TransformerLayerSubmodules, lora: LoraSettings, use_transforme
         }
     attention.linear_qkv = adapted(attention.linear_qkv, attention_linear, lora)
     attention.linear_proj = adapted(attention.linear_proj, "linear_proj", lora)
-    mlp.linear_fc1, mlp.linear_fc2 = adapted(mlp.linear_fc1, "linear_fc1", lora), adapted(mlp.linear_fc2, "linear_fc2", lora)
+    mlp.linear_fc1, mlp.linear_fc2 = (
+        adapted(mlp.linear_fc1, "linear_fc1", lora),
+        adapted(mlp.linear_fc2, "linear_fc2", lora),
+    )
 
 
 class QueryKeyLayer(TransformerLayer):
@@ -120,7 +138,9 @@ class QueryKeyLayer(TransformerLayer):
         return hidden_states, None
 
 
-def query_key_layer_spec(*, qk_norm: bool, use_transformer_engine: bool | None = None, lora: LoraSettings | None = None) -> ModuleSpec:
+def query_key_layer_spec(
+    *, qk_norm: bool, use_transformer_engine: bool | None = None, lora: LoraSettings | None = None
+) -> ModuleSpec:
     """The last layer of a truncated model: the same input norm and Q/K modules, everything after them left out."""
     # copies all the way down: specs are shared objects, and a change of the last layer's would change every layer
     spec = copy.copy(_layer_spec(qk_norm, use_transformer_engine, lora, "linear_qk"))

@@ -1,15 +1,15 @@
 """Low-rank adapters (LoRA) on Megatron's fused, tensor-parallel linear layers; the base weights are frozen.
 
-Every Hugging Face projection has a pair of its own, also where Megatron fuses several (QKV, gate and up), so that what is
-trained is a plain PEFT adapter. An adapted linear layer is the same class with a child ``adapter``; its parameters are
-``adapter.q_proj_lora_A`` and so on. Under tensor parallelism:
+Every Hugging Face projection has a pair of its own, also where Megatron fuses several (QKV, gate and up), so that what
+is trained is a plain PEFT adapter. An adapted linear layer is the same class with a child ``adapter``; its parameters
+are ``adapter.q_proj_lora_A`` and so on. Under tensor parallelism:
 
 - column-parallel (QKV, gate and up): A is replicated, B is cut by outputs. The low-rank hidden values pass through a
   copy region (identity forward, sum backward), so A's gradient is whole and the same on every rank.
 - row-parallel (output projection, down): A is cut by inputs, B is replicated. The hidden values are summed over ranks
   forward; B sees them whole, so its gradient is whole too.
-- with sequence parallelism the replicated half sees only this rank's part of the sequence. It is marked as Megatron's norms
-  are, and Megatron sums its gradient over ranks.
+- with sequence parallelism the replicated half sees only this rank's part of the sequence. It is marked as Megatron's
+  norms are, and Megatron sums its gradient over ranks.
 
 Shapes: S sequence, B batch, R rank, I inputs, O outputs on this rank.
 """
@@ -62,7 +62,9 @@ def adapter_name(layer: int, projection: str, factor: str) -> str:
 
 
 def adapted(linear: Any, name: str, settings: LoraSettings | None) -> Any:
-    """What stands in the spec's slot ``name`` (a key of FUSED): the linear class itself where none of its projections is adapted."""
+    """What stands in the spec's slot ``name`` (a key of FUSED): the linear class itself where none of its
+    projections is adapted.
+    """
     projections = FUSED[name]
     if settings is None or not set(projections) & set(settings.targets):
         return linear
@@ -72,14 +74,23 @@ def adapted(linear: Any, name: str, settings: LoraSettings | None) -> Any:
 @functools.cache
 def _adapted_class(linear: type) -> type:
     """The linear class with an adapter; one class for each, so that specs can be compared."""
-    return type(f"Adapted{linear.__name__}", (_AdaptedLinear, linear), {"__doc__": f"{linear.__name__} with an adapter."})
+    return type(
+        f"Adapted{linear.__name__}", (_AdaptedLinear, linear), {"__doc__": f"{linear.__name__} with an adapter."}
+    )
 
 
 class _AdaptedLinear:
     """Put in front of one of Megatron's linear classes: W x + bias becomes W x + bias + (alpha / rank) B A x."""
 
     def __init__(
-        self, input_size: int, output_size: int, *, config: TransformerConfig, lora: LoraSettings, projections: Sequence[str], **more: Any
+        self,
+        input_size: int,
+        output_size: int,
+        *,
+        config: TransformerConfig,
+        lora: LoraSettings,
+        projections: Sequence[str],
+        **more: Any,
     ) -> None:
         super().__init__(input_size, output_size, config=config, **more)  # type: ignore[call-arg]
         self.adapter = FusedAdapter(config, input_size, lora, projections, more["tp_group"])
@@ -99,13 +110,16 @@ class _AdaptedLinear:
 
 
 class FusedAdapter(MegatronModule):
-    """The pairs of one fused linear layer, lora_A [R, I on this rank] and lora_B [O, R]; gives what is added to its output.
+    """The pairs of one fused linear layer, lora_A [R, I on this rank] and lora_B [O, R]; gives what is added to its
+    output.
 
-    The factors are this module's own parameters and not those of children: with --overlap-param-gather Megatron waits for a
-    parameter when the module that owns it is called.
+    The factors are this module's own parameters and not those of children: with --overlap-param-gather Megatron waits
+    for a parameter when the module that owns it is called.
     """
 
-    def __init__(self, config: TransformerConfig, input_size: int, lora: LoraSettings, projections: Sequence[str], tp_group: Any) -> None:
+    def __init__(
+        self, config: TransformerConfig, input_size: int, lora: LoraSettings, projections: Sequence[str], tp_group: Any
+    ) -> None:
         super().__init__(config=config)
         self.tp_group, self.scale, self.projections = tp_group, lora.scale, tuple(projections)
         self.cut_by_inputs = self.projections[0] in CUT_BY_INPUTS
@@ -113,14 +127,18 @@ class FusedAdapter(MegatronModule):
         # Q, K and V are interleaved group by group, gate and up stand one after the other
         self.num_groups = divide(config.num_query_groups, size) if "q_proj" in self.projections else 1
         inputs = divide(input_size, size) if self.cut_by_inputs else input_size
-        self.outputs = {name: divide(_output_size(config, name), 1 if self.cut_by_inputs else size) for name in self.projections}
+        self.outputs = {
+            name: divide(_output_size(config, name), 1 if self.cut_by_inputs else size) for name in self.projections
+        }
         for name in self.projections:
             if name in lora.targets:
                 self._make_pair(name, lora.rank, inputs)
 
     def _make_pair(self, name: str, rank: int, inputs: int) -> None:
         made = {"device": device.device(), "dtype": self.config.params_dtype}
-        low, high = (torch.nn.Parameter(torch.empty(shape, **made)) for shape in ((rank, inputs), (self.outputs[name], rank)))
+        low, high = (
+            torch.nn.Parameter(torch.empty(shape, **made)) for shape in ((rank, inputs), (self.outputs[name], rank))
+        )
         cut, whole = (low, high) if self.cut_by_inputs else (high, low)
         # The marks decide whose gradient counts once in the norm, and whose is summed over the parts of the sequence.
         set_tensor_model_parallel_attributes(cut, True, 1 if self.cut_by_inputs else 0, 1)
@@ -131,7 +149,9 @@ class FusedAdapter(MegatronModule):
     def pairs(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """The adapted projections with their A and B."""
         own = self._parameters
-        return {name: (own[f"{name}_lora_A"], own[f"{name}_lora_B"]) for name in self.projections if f"{name}_lora_A" in own}
+        return {
+            name: (own[f"{name}_lora_A"], own[f"{name}_lora_B"]) for name in self.projections if f"{name}_lora_A" in own
+        }
 
     def forward(self, input_SBI: torch.Tensor) -> torch.Tensor:
         """[S, B, O], the parts of projections without an adapter zero."""
@@ -143,7 +163,10 @@ class FusedAdapter(MegatronModule):
         if len(self.projections) == 1:
             return made[self.projections[0]]
         leading = next(iter(made.values()))
-        whole = [made[name] if name in made else leading.new_zeros(*leading.shape[:-1], self.outputs[name]) for name in self.projections]
+        whole = [
+            made[name] if name in made else leading.new_zeros(*leading.shape[:-1], self.outputs[name])
+            for name in self.projections
+        ]
         return torch.cat([part.unflatten(-1, (self.num_groups, -1)) for part in whole], dim=-1).flatten(-2)
 
     def _across_ranks(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -159,7 +182,9 @@ class FusedAdapter(MegatronModule):
         return tensor_parallel.copy_to_tensor_model_parallel_region(hidden, group=self.tp_group)
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
-        """A and B of every projection, one of them cut over ranks: any tensor-parallel size reads what any other wrote."""
+        """A and B of every projection, one of them cut over ranks: any tensor-parallel size reads what any other
+        wrote.
+        """
         factor, axis = ("lora_A", 1) if self.cut_by_inputs else ("lora_B", 0)
         return make_sharded_tensors_for_checkpoint(
             self.state_dict(prefix="", keep_vars=True),
@@ -182,7 +207,9 @@ def _output_size(config: TransformerConfig, projection: str) -> int:
 
 
 def freeze_base(model: torch.nn.Module) -> None:
-    """Of the network only adapters are trained: Megatron then makes neither gradient buffers nor optimizer state for the base."""
+    """Of the network only adapters are trained: Megatron then makes neither gradient buffers nor optimizer state for
+    the base.
+    """
     for name, parameter in model.named_parameters():
         if name.startswith(_NETWORK) and adapter_parameter(name) is None:
             parameter.requires_grad_(False)
@@ -192,7 +219,8 @@ def freeze_base(model: torch.nn.Module) -> None:
 def reset_adapters(model: torch.nn.Module, seed: int) -> None:
     """A uniform in +-1/sqrt(inputs), as PEFT draws it, and B zero: the model starts as its base.
 
-    Every pair has a seed of its own and is drawn whole on the CPU, so the start does not depend on the sizes of the job.
+    Every pair has a seed of its own and is drawn whole on the CPU, so the start does not depend on the sizes of the
+    job.
     """
     bare = unwrap_model(model)
     rank, size = bare.tp_group.rank(), bare.tp_group.size()

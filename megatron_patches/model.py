@@ -34,7 +34,14 @@ from megatron_patches.readout_weights import ReadoutDelta
 from megatron_patches.shape import ModelShape, check_tensor_parallel_size, valid_tensor_parallel_sizes
 from megatron_patches.versions import complete_router
 
-__all__ = ["CapturedRows", "HeadRankModel", "ModelShape", "build_model", "build_transformer_config", "valid_tensor_parallel_sizes"]
+__all__ = [
+    "CapturedRows",
+    "HeadRankModel",
+    "ModelShape",
+    "build_model",
+    "build_transformer_config",
+    "valid_tensor_parallel_sizes",
+]
 
 
 @dataclass
@@ -59,10 +66,12 @@ def build_transformer_config(
     perform_initialization: bool = True,
     **overrides: Any,
 ) -> TransformerConfig:
-    """Megatron's configuration of this model. ``recompute`` keeps only layer inputs and recomputes each layer in backward.
+    """Megatron's configuration of this model. ``recompute`` keeps only layer inputs and recomputes each layer in
+    backward.
 
-    ``recompute_first_layers`` does so for that many layers; ``recompute_modules`` recomputes parts of each layer instead (Megatron's
-    granularity "selective"). ``perform_initialization`` False leaves fresh weights undefined, for models that are about to be loaded.
+    ``recompute_first_layers`` does so for that many layers; ``recompute_modules`` recomputes parts of each layer
+    instead (Megatron's granularity "selective"). ``perform_initialization`` False leaves fresh weights undefined, for
+    models that are about to be loaded.
     """
     check_tensor_parallel_size(shape, tensor_model_parallel_size)
     settings: dict[str, Any] = {
@@ -81,9 +90,11 @@ def build_transformer_config(
         "activation_func": torch.nn.functional.silu,
         "attention_dropout": 0.0,  # Megatron's own default is 0.1
         "hidden_dropout": 0.0,
-        "apply_rope_fusion": False,  # the fused kernel knows no per-row positions, and the calibration branch restarts them
+        # the fused kernel knows no per-row positions, and the calibration branch restarts them
+        "apply_rope_fusion": False,
         "bias_activation_fusion": device.has_compiled_fusions(),
-        "use_te_activation_func": not device.has_compiled_fusions(),  # Megatron's name; the module in that slot is our GatedUnit
+        # Megatron's name; the module in that slot is our GatedUnit
+        "use_te_activation_func": not device.has_compiled_fusions(),
         "bias_dropout_fusion": device.has_compiled_fusions(),
         "gradient_accumulation_fusion": False,
         "persist_layer_norm": False,
@@ -98,14 +109,20 @@ def build_transformer_config(
     }
     if recompute:
         method = "uniform" if recompute_first_layers is None else "block"
-        settings |= {"recompute_granularity": "full", "recompute_method": method, "recompute_num_layers": recompute_first_layers or 1}
+        settings |= {
+            "recompute_granularity": "full",
+            "recompute_method": method,
+            "recompute_num_layers": recompute_first_layers or 1,
+        }
     elif recompute_modules:
         settings |= {"recompute_granularity": "selective", "recompute_modules": list(recompute_modules)}
     return TransformerConfig(**{**settings, **overrides})
 
 
 def _expert_settings(shape: ModelShape) -> dict[str, Any]:
-    """Megatron's names for the mixture of experts. No loss for balance: the router is trained by the scores alone, as all weights are."""
+    """Megatron's names for the mixture of experts. No loss for balance: the router is trained by the scores alone,
+    as all weights are.
+    """
     complete_router()
     device.prepare_experts()
     return {
@@ -140,7 +157,9 @@ def build_model(
     """
     tensor_parallel_size = parallel_state.get_tensor_model_parallel_world_size()
     if last_layer is not None and not 0 <= last_layer < shape.layers:
-        raise InputError(f"layer {last_layer} does not exist in a model of {shape.layers} layers; were the heads selected on it?")
+        raise InputError(
+            f"layer {last_layer} does not exist in a model of {shape.layers} layers; were the heads selected on it?"
+        )
     config = transformer_config or build_transformer_config(
         shape, tensor_model_parallel_size=tensor_parallel_size, dtype=dtype, recompute=recompute
     )
@@ -193,7 +212,8 @@ class HeadRankModel(MegatronModule):
         has_norm, use_engine = shape.has_qk_norm, use_transformer_engine
         with_experts = {"num_experts": shape.experts or None, "grouped": config.moe_grouped_gemm}
         specs = [
-            layer_spec(qk_norm=has_norm, use_transformer_engine=use_engine, lora=lora, **with_experts) for _ in range(config.num_layers)
+            layer_spec(qk_norm=has_norm, use_transformer_engine=use_engine, lora=lora, **with_experts)
+            for _ in range(config.num_layers)
         ]
         if is_truncated:
             specs[-1] = query_key_layer_spec(qk_norm=has_norm, use_transformer_engine=use_engine, lora=lora)
@@ -204,7 +224,8 @@ class HeadRankModel(MegatronModule):
             pg_collection=self.pg_collection,
         )
         for layer in self.decoder.layers:
-            layer.self_attention.checkpoint_core_attention = False  # ours recomputes its context itself, without the rows it reads
+            # ours recomputes its context itself, without the rows it reads
+            layer.self_attention.checkpoint_core_attention = False
         if has_output:
             self.output_layer = tensor_parallel.ColumnParallelLinear(
                 config.hidden_size,
@@ -237,17 +258,20 @@ class HeadRankModel(MegatronModule):
         *,
         is_log_mass: bool = False,
     ) -> CapturedRows | CapturedRatios | CapturedKeys:
-        """The rows of the given heads (Hugging Face numbers) that live on this rank. Stops after the deepest layer asked for.
+        """The rows of the given heads (Hugging Face numbers) that live on this rank. Stops after the deepest layer
+        asked for.
 
-        With ``is_log_mass`` the log ratios of their rows; of a late layout always the heads' query vectors and keys. Under recomputation
-        what is read is an output of the recomputed region, so it carries gradient all the same.
+        With ``is_log_mass`` the log ratios of their rows; of a late layout always the heads' query vectors and keys.
+        Under recomputation what is read is an output of the recomputed region, so it carries gradient all the same.
         """
         self._check_heads(heads_by_layer)
         hidden_SBE = self.embedding(input_ids=input_ids_BS, position_ids=layout.position_ids_BS)
         rotary_SB1D = self._rotary(layout.position_ids_BS)
         found: dict[int, Any] = {}
         for layer in range(max(heads_by_layer) + 1):
-            hidden_SBE, rows = self._run_layer(layer, hidden_SBE, rotary_SB1D, layout, heads_by_layer.get(layer), is_log_mass)
+            hidden_SBE, rows = self._run_layer(
+                layer, hidden_SBE, rotary_SB1D, layout, heads_by_layer.get(layer), is_log_mass
+            )
             if rows is not None:
                 found[layer] = rows
         if not is_log_mass and not isinstance(layout, LateRows):
@@ -279,14 +303,18 @@ class HeadRankModel(MegatronModule):
         is_log_mass: bool = False,
     ) -> tuple[torch.Tensor, LayerRows | torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None]:
         """One decoder layer and the rows of its heads, recomputed in backward when the configuration says so."""
-        mine = None if heads is None else [head - self.heads_on_rank.start for head in heads if head in self.heads_on_rank]
+        mine = (
+            None if heads is None else [head - self.heads_on_rank.start for head in heads if head in self.heads_on_rank]
+        )
 
         def run(hidden_SBE: torch.Tensor) -> tuple[torch.Tensor, ...]:
             # a capture of its own inside the region: recomputation must not write into the outer one
             capture: RowCapture | LateCapture
             if isinstance(layout, LateRows):
                 wanted = {} if mine is None else {layer: mine}
-                capture = LateCapture(layout=layout, local_heads_by_layer=wanted, heads_per_group=self.shape.heads // self.shape.groups)
+                capture = LateCapture(
+                    layout=layout, local_heads_by_layer=wanted, heads_per_group=self.shape.heads // self.shape.groups
+                )
             else:
                 wanted_index = {} if mine is None else {layer: self._index_of(mine)}
                 capture = RowCapture(layout=layout, local_heads_by_layer=wanted_index, is_log_mass=is_log_mass)
@@ -320,7 +348,9 @@ class HeadRankModel(MegatronModule):
         """Head numbers on the device; the same few every time, and a copy would wait for the GPU."""
         known = self._head_indices.get(tuple(heads))
         if known is None:
-            known = self._head_indices[tuple(heads)] = torch.tensor(list(heads), dtype=torch.long, device=self.inverse_frequencies.device)
+            known = self._head_indices[tuple(heads)] = torch.tensor(
+                list(heads), dtype=torch.long, device=self.inverse_frequencies.device
+            )
         return known
 
     def _rotary(self, position_ids_BS: torch.Tensor) -> torch.Tensor:
@@ -331,4 +361,6 @@ class HeadRankModel(MegatronModule):
     def _check_heads(self, heads_by_layer: Mapping[int, Sequence[int]]) -> None:
         """Heads that the model lacks are the caller's mistake; a head below l_max only is fine."""
         assert heads_by_layer, "no heads were asked for"
-        assert max(heads_by_layer) < self.config.num_layers, f"layer {max(heads_by_layer)} is above the model's last layer"
+        assert max(heads_by_layer) < self.config.num_layers, (
+            f"layer {max(heads_by_layer)} is above the model's last layer"
+        )

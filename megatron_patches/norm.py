@@ -1,7 +1,9 @@
-"""RMSNorm for layers without Transformer Engine: torch's one kernel, made where this process computes, in the model's type.
+"""RMSNorm for layers without Transformer Engine: torch's one kernel, made where this process computes, in the model's
+type.
 
-Megatron's own wrapper of torch's norm names no device (its trainer moves the model later), ignores ``params_dtype`` and refuses
-sequence parallelism. All that the latter needs is a mark: Megatron sums the gradients of marked weights over tensor-parallel ranks.
+Megatron's own wrapper of torch's norm names no device (its trainer moves the model later), ignores ``params_dtype`` and
+refuses sequence parallelism. All that the latter needs is a mark: Megatron sums the gradients of marked weights over
+tensor-parallel ranks.
 """
 
 from __future__ import annotations

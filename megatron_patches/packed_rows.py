@@ -1,11 +1,12 @@
 """Rows of different lengths behind one shared opening as one sequence without padding, and their attention.
 
-The sequence is [opening, row 0, row 1, ...]: norms, projections and MLPs, nearly all of the work, see real tokens only and the
-opening once. Attention alone needs rows side by side: it unfolds them into a few padded batches of similar lengths, the opening in
-front of each row, runs plain causal attention (no mask: padding stands behind what is real) and folds the result back.
+The sequence is [opening, row 0, row 1, ...]: norms, projections and MLPs, nearly all of the work, see real tokens only
+and the opening once. Attention alone needs rows side by side: it unfolds them into a few padded batches of similar
+lengths, the opening in front of each row, runs plain causal attention (no mask: padding stands behind what is real) and
+folds the result back.
 
-Shapes: S tokens of the sequence, O of the opening, B rows of one batch, T its longest row with the opening, F = sum of B T over the
-batches, P query heads, G key-value groups, D head size.
+Shapes: S tokens of the sequence, O of the opening, B rows of one batch, T its longest row with the opening, F = sum of
+B T over the batches, P query heads, G key-value groups, D head size.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ import torch
 from headrank.method.attention import causal_context
 from megatron_patches import device
 
-_BUCKET = 32  # rows whose lengths differ by less share a batch: attention is a small part of the work, few kernels are worth more
+# rows whose lengths differ by less share a batch: attention is a small part of the work, few kernels are worth more
+_BUCKET = 32
 # tokens: plain products keep the logits of every layer, 50 MB a layer for 32 such passages
 _SHORT = 128
 
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Where each row lies. Trailing tokens of the sequence that belong to no row (padding for sequence parallelism) are ignored."""
+    """Where each row lies. Trailing tokens of the sequence that belong to no row (padding for sequence parallelism)
+    are ignored.
+    """
 
     num_opening: int
     starts: tuple[int, ...]  # first token of each row
@@ -42,9 +46,16 @@ class PackedRows:
 
     @classmethod
     def of(
-        cls, num_opening: int, lengths: Sequence[int], first_positions: Sequence[int], num_tokens: int | None = None, device: Any = None
+        cls,
+        num_opening: int,
+        lengths: Sequence[int],
+        first_positions: Sequence[int],
+        num_tokens: int | None = None,
+        device: Any = None,
     ) -> PackedRows:
-        """Lay out rows of these lengths whose positions count up from ``first_positions``; ``num_tokens`` pads the sequence."""
+        """Lay out rows of these lengths whose positions count up from ``first_positions``; ``num_tokens`` pads the
+        sequence.
+        """
         assert num_opening > 0 and len(lengths) and min(lengths) > 0, "rows and the opening have tokens"
         starts = num_opening + np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         total = int(starts[-1]) if num_tokens is None else num_tokens
@@ -89,7 +100,9 @@ class PackedRows:
             opening_slots_OB=torch.from_numpy(opening_slots).to(device),
         )
 
-    def context(self, query_S1PD: torch.Tensor, key_S1GD: torch.Tensor, value_S1GD: torch.Tensor, scale: float) -> torch.Tensor:
+    def context(
+        self, query_S1PD: torch.Tensor, key_S1GD: torch.Tensor, value_S1GD: torch.Tensor, scale: float
+    ) -> torch.Tensor:
         """Attention of every token to the opening and its own row up to itself: [S, 1, P * D]."""
         unfolded = [_Unfold.apply(tensor[:, 0].flatten(1), self) for tensor in (query_S1PD, key_S1GD, value_S1GD)]
         heads = [tensor.shape[2] for tensor in (query_S1PD, key_S1GD, value_S1GD)]
@@ -111,11 +124,14 @@ def _is_short_on_cpu(query_BPTD: torch.Tensor) -> bool:
     return is_cpu and query_BPTD.dtype == torch.bfloat16 and query_BPTD.shape[2] <= _SHORT
 
 
-def _short_context(query_BPTD: torch.Tensor, key_BGTD: torch.Tensor, value_BGTD: torch.Tensor, scale: float) -> torch.Tensor:
+def _short_context(
+    query_BPTD: torch.Tensor, key_BGTD: torch.Tensor, value_BGTD: torch.Tensor, scale: float
+) -> torch.Tensor:
     """Causal attention [B, P, T, D] by two plain products and a float32 softmax.
 
-    For training short rows in bfloat16 on a CPU, where torch's fused kernel took 26% of a step in its backward pass: forward and
-    backward of 16 rows of 96 tokens cost 9 instead of 33 ms. Logits are rounded to bfloat16, as Megatron's unfused attention does.
+    For training short rows in bfloat16 on a CPU, where torch's fused kernel took 26% of a step in its backward pass:
+    forward and backward of 16 rows of 96 tokens cost 9 instead of 33 ms. Logits are rounded to bfloat16, as Megatron's
+    unfused attention does.
     """
     group_size = query_BPTD.shape[1] // key_BGTD.shape[1]
     key, value = (tensor.repeat_interleave(group_size, dim=1) for tensor in (key_BGTD, value_BGTD))
@@ -134,7 +150,9 @@ def _batches(lengths: Sequence[int]) -> list[list[int]]:
 
 
 class _Unfold(torch.autograd.Function):
-    """[S, X] -> [F, X]. Backward is a gather, where autograd's own would add row by row; repeated openings are summed."""
+    """[S, X] -> [F, X]. Backward is a gather, where autograd's own would add row by row; repeated openings are
+    summed.
+    """
 
     @staticmethod
     def forward(ctx: Any, values_SX: torch.Tensor, rows: PackedRows) -> torch.Tensor:

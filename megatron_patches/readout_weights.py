@@ -1,8 +1,9 @@
 """Trained readout weights, sharded by head: what training adds to the weights of heads.json.
 
-The parameter is the difference, not the weight: in bf16 a weight would lose digits that a signed sum of large log masses needs,
-a small difference loses nothing that matters. It is a table over all layers and heads, zero where no head is read, so that
-it is cut over ranks as evenly as the heads themselves and a checkpoint loads at any tensor-parallel size.
+The parameter is the difference, not the weight: in bf16 a weight would lose digits that a signed sum of large log
+masses needs, a small difference loses nothing that matters. It is a table over all layers and heads, zero where no head
+is read, so that it is cut over ranks as evenly as the heads themselves and a checkpoint loads at any tensor-parallel
+size.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class ReadoutDelta(MegatronModule):
         """Cut along heads; data-parallel ranks hold copies, of which one is written."""
         # without the data-parallel group every copy would call itself the first, and Megatron refuse to save
         groups = {"tp_group": self.tp_group, "dp_cp_group": metadata["dp_cp_group"]}
-        return make_sharded_tensors_for_checkpoint({"delta": self.delta}, prefix, {"delta": 1}, sharded_offsets, **groups)
+        return make_sharded_tensors_for_checkpoint(
+            {"delta": self.delta}, prefix, {"delta": 1}, sharded_offsets, **groups
+        )
 
 
 def with_trained_weights(heads: HeadSet, delta_LH: torch.Tensor) -> HeadSet:

@@ -18,7 +18,9 @@ FAMILIES = ("qwen3", "llama", "qwen2", "qwen3_moe")
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """The rotary scaling of Llama 3.x: long wavelengths are stretched by ``factor``, short ones kept, smooth in between."""
+    """The rotary scaling of Llama 3.x: long wavelengths are stretched by ``factor``, short ones kept, smooth in
+    between.
+    """
 
     factor: float
     low_freq_factor: float
@@ -69,7 +71,9 @@ class ModelShape:
             config = load_config(config)
         family = config.model_type
         if family not in FAMILIES:
-            raise InputError(f"model type {family!r} has no Megatron mapping here; the ones that do: {', '.join(FAMILIES)}")
+            raise InputError(
+                f"model type {family!r} has no Megatron mapping here; the ones that do: {', '.join(FAMILIES)}"
+            )
         _refuse_what_megatron_lacks(config, family)
         heads = config.num_attention_heads
         rope = _rope_parameters(config)
@@ -105,7 +109,8 @@ class ModelShape:
 
 def valid_tensor_parallel_sizes(shape: ModelShape) -> tuple[int, ...]:
     """The sizes that divide query heads, key-value groups and MLP width."""
-    cut = [shape.groups, shape.heads, *([] if shape.experts else [shape.ffn])]  # experts are never cut, but given out whole
+    # experts are never cut, but given out whole
+    cut = [shape.groups, shape.heads, *([] if shape.experts else [shape.ffn])]
     return tuple(size for size in range(1, shape.groups + 1) if not any(number % size for number in cut))
 
 
@@ -114,7 +119,8 @@ def check_tensor_parallel_size(shape: ModelShape, size: int) -> None:
     valid = valid_tensor_parallel_sizes(shape)
     if size not in valid:
         raise InputError(
-            f"`tensor_model_parallel_size` {size} does not divide {shape.heads} heads, {shape.groups} key-value groups and "
+            f"`tensor_model_parallel_size` {size} does not divide {shape.heads} heads, {shape.groups} key-value "
+            "groups and "
             f"MLP width {shape.ffn}; this model can be split over {', '.join(map(str, valid))}"
         )
 
@@ -123,7 +129,8 @@ def _experts(config: Any) -> dict[str, Any]:
     """The mixture of experts, which must be the same in every layer."""
     if config.decoder_sparse_step != 1 or config.mlp_only_layers:
         raise InputError(
-            "layers with and without experts in one model (decoder_sparse_step, mlp_only_layers) are not supported on Megatron"
+            "layers with and without experts in one model (decoder_sparse_step, mlp_only_layers) are not supported "
+            "on Megatron"
         )
     return {
         "experts": config.num_experts,
@@ -134,7 +141,9 @@ def _experts(config: Any) -> dict[str, Any]:
 
 
 def _rope_parameters(config: Any) -> Mapping[str, Any]:
-    """The rotary settings, where newer (rope_parameters) and older (rope_theta, rope_scaling) configurations keep them."""
+    """The rotary settings, where newer (rope_parameters) and older (rope_theta, rope_scaling) configurations keep
+    them.
+    """
     rope = dict(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
     rope.setdefault("rope_theta", getattr(config, "rope_theta", 10000.0))
     return rope
@@ -146,17 +155,28 @@ def _llama3_scaling(rope: Mapping[str, Any]) -> Llama3Scaling | None:
         return None
     if kind != "llama3":
         raise InputError(f"rotary scaling {kind!r} is not supported on Megatron; 'default' and 'llama3' are")
-    return Llama3Scaling(rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"])
+    return Llama3Scaling(
+        rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]
+    )
 
 
 def _refuse_what_megatron_lacks(config: Any, family: str) -> None:
     """Stop at settings that our Megatron model would silently ignore."""
     quantised = getattr(config, "quantization_config", None)
     if quantised:
-        kind = quantised.get("quant_method") if isinstance(quantised, Mapping) else getattr(quantised, "quant_method", None)
-        raise InputError(f"the weights are quantised ({kind}), and their scales would be lost on Megatron; take the model in bfloat16")
+        kind = (
+            quantised.get("quant_method")
+            if isinstance(quantised, Mapping)
+            else getattr(quantised, "quant_method", None)
+        )
+        raise InputError(
+            f"the weights are quantised ({kind}), and their scales would be lost on Megatron; take the model in "
+            "bfloat16"
+        )
     if getattr(config, "use_sliding_window", False) and getattr(config, "sliding_window", None):
-        raise InputError("this model uses sliding-window attention (use_sliding_window), which the Megatron model does not")
+        raise InputError(
+            "this model uses sliding-window attention (use_sliding_window), which the Megatron model does not"
+        )
     if config.hidden_act != "silu":
         raise InputError(f"hidden_act {config.hidden_act!r} is not supported on Megatron; 'silu' is")
     for name in ("mlp_bias",) if family == "qwen2" else ("mlp_bias", "attention_bias"):

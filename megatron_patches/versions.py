@@ -1,7 +1,8 @@
-"""What differs between the releases of Megatron-Core that the tests run with; the only module that knows one from another.
+"""What differs between the releases of Megatron-Core that the tests run with; the only module that knows one from
+another.
 
-0.16.1 is the newest for Python 3.10 and 3.11, the others want Python 3.12, and those from 0.18 on import triton, which a torch for CPUs
-does not bring. setup.py declares the range that tests/megatron_versions runs.
+0.16.1 is the newest for Python 3.10 and 3.11, the others want Python 3.12, and those from 0.18 on import triton, which
+a torch for CPUs does not bring. setup.py declares the range that tests/megatron_versions runs.
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ def transformer_engine_is_installed() -> bool:
 
 
 def submodules_of(part: Any) -> Any:
-    """The submodules of a part of a layer spec, to be changed in place: from 0.18 on an MLP is a partial function, not a ModuleSpec."""
+    """The submodules of a part of a layer spec, to be changed in place: from 0.18 on an MLP is a partial function,
+    not a ModuleSpec.
+    """
     return part.keywords["submodules"] if isinstance(part, functools.partial) else part.submodules
 
 
 def keeps_common_data_inside(metadata: Any) -> bool:
-    """Whether a checkpoint (its torch metadata) has the data that is no tensor among the tensors, as 0.19 writes it, or in COMMON_FILE."""
+    """Whether a checkpoint (its torch metadata) has the data that is no tensor among the tensors, as 0.19 writes it,
+    or in COMMON_FILE.
+    """
     return any(name.split("/")[0] == _COMMON_ENTRY for name in metadata.state_dict_metadata)
 
 
@@ -47,7 +52,9 @@ def common_file(directory: Path, metadata: Any) -> Path | None:
 
 
 def complete_router() -> None:
-    """0.16.1's router asks for a product of Transformer Engine by a name that it does not define where that is absent."""
+    """0.16.1's router asks for a product of Transformer Engine by a name that it does not define where that is
+    absent.
+    """
     from megatron.core.transformer.moe import moe_utils
 
     if not hasattr(moe_utils, "te_general_gemm"):
@@ -60,7 +67,9 @@ def has_training() -> bool:
 
 
 def run_pretrain(data_provider: Any, model_provider: Any, model_type: Any, forward_step: Any) -> None:
-    """megatron.training.pretrain() with the flags in sys.argv. From 0.18 on they are parsed before it and become a container."""
+    """megatron.training.pretrain() with the flags in sys.argv. From 0.18 on they are parsed before it and become a
+    container.
+    """
     from megatron.training.training import pretrain
 
     if "cfg_container" not in inspect.signature(pretrain).parameters:
@@ -70,4 +79,6 @@ def run_pretrain(data_provider: Any, model_provider: Any, model_type: Any, forwa
     from megatron.training.arguments import parse_and_validate_args
 
     container = pretrain_cfg_container_from_args(parse_and_validate_args())
-    pretrain(container, data_provider, model_type=model_type, forward_step_func=forward_step, model_provider=model_provider)
+    pretrain(
+        container, data_provider, model_type=model_type, forward_step_func=forward_step, model_provider=model_provider
+    )

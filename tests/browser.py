@@ -1,7 +1,8 @@
 """A real headless Chromium for tests, driven over its DevTools pipe: no driver, no extra package.
 
-``find_chromium`` gives the program or None; ``Browser`` opens pages, clicks, types, reads the DOM and the console, and takes
-screenshots. Messages are JSON with a NUL at the end, to file descriptor 3 and from file descriptor 4 of the browser.
+``find_chromium`` gives the program or None; ``Browser`` opens pages, clicks, types, reads the DOM and the console, and
+takes screenshots. Messages are JSON with a NUL at the end, to file descriptor 3 and from file descriptor 4 of the
+browser.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ class Browser:
     def __enter__(self) -> Browser:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
             self._session = None
             os.write(self._to_browser, json.dumps({"id": 0, "method": "Browser.close"}).encode() + b"\0")
@@ -122,7 +125,10 @@ class Browser:
         name, values = event.get("method"), event.get("params", {})
         if name == "Runtime.exceptionThrown":
             self.errors.append(
-                str(values["exceptionDetails"].get("exception", {}).get("description") or values["exceptionDetails"]["text"])
+                str(
+                    values["exceptionDetails"].get("exception", {}).get("description")
+                    or values["exceptionDetails"]["text"]
+                )
             )
         elif name == "Log.entryAdded" and values["entry"]["level"] in ("error", "warning"):
             self.errors.append(values["entry"]["text"])
@@ -134,11 +140,17 @@ class Browser:
     def open(self, page: Path | str, *, width: int = 1200, height: int = 900, dark: bool = False) -> None:
         """Show a file or an http address and wait until it has loaded."""
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-        self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        self.send(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
+        )
         url = page.resolve().as_uri() if isinstance(page, Path) else page
         self.send("Page.navigate", url=url)
         deadline = time.monotonic() + PATIENCE
-        while self.value("document.readyState") != "complete" or self.value("location.protocol") != f"{url.partition(':')[0]}:":
+        while (
+            self.value("document.readyState") != "complete"
+            or self.value("location.protocol") != f"{url.partition(':')[0]}:"
+        ):
             assert time.monotonic() < deadline, f"{page} did not finish loading"
             time.sleep(0.05)
 
@@ -152,7 +164,8 @@ class Browser:
         """The middle of the first element that matches, scrolled into view."""
         found = self.value(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)}); if (!e) return null;"
-            " e.scrollIntoView({block: 'center'}); const r = e.getClientRects()[0]; return [r.x + r.width / 2, r.y + r.height / 2]; })()"
+            " e.scrollIntoView({block: 'center'}); const r = e.getClientRects()[0]; return [r.x + r.width / 2, r.y "
+            "+ r.height / 2]; })()"
         )
         assert found, f"nothing matches {selector}"
         return found[0], found[1]
@@ -166,15 +179,37 @@ class Browser:
         """A real click: move, press, release."""
         x, y = self.centre(selector)
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="none" if kind == "mouseMoved" else "left", clickCount=1)
+            self.send(
+                "Input.dispatchMouseEvent",
+                type=kind,
+                x=x,
+                y=y,
+                button="none" if kind == "mouseMoved" else "left",
+                clickCount=1,
+            )
 
     def press(self, key: str, code: int = 0, text: str = "") -> None:
         """Press and release one key, by its DevTools name."""
-        codes = {"Tab": 9, "Enter": 13, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Home": 36, "End": 35, " ": 32}
+        codes = {
+            "Tab": 9,
+            "Enter": 13,
+            "ArrowLeft": 37,
+            "ArrowUp": 38,
+            "ArrowRight": 39,
+            "ArrowDown": 40,
+            "Home": 36,
+            "End": 35,
+            " ": 32,
+        }
         number = code or codes.get(key, 0)
         typed = text or {"Enter": "\r", " ": " "}.get(key, "")
         self.send(
-            "Input.dispatchKeyEvent", type="keyDown", key=key, code=key, windowsVirtualKeyCode=number, **({"text": typed} if typed else {})
+            "Input.dispatchKeyEvent",
+            type="keyDown",
+            key=key,
+            code=key,
+            windowsVirtualKeyCode=number,
+            **({"text": typed} if typed else {}),
         )
         self.send("Input.dispatchKeyEvent", type="keyUp", key=key, code=key, windowsVirtualKeyCode=number)
 
@@ -182,12 +217,18 @@ class Browser:
         """The accessible names of all elements of a role, as a screen reader gets them."""
         nodes = self.send("Accessibility.getFullAXTree")["nodes"]
         return [
-            node.get("name", {}).get("value", "") for node in nodes if not node["ignored"] and node.get("role", {}).get("value") == role
+            node.get("name", {}).get("value", "")
+            for node in nodes
+            if not node["ignored"] and node.get("role", {}).get("value") == role
         ]
 
     def screenshot(self, path: Path, *, full: bool = False) -> Path:
         """A PNG of the window, or of the whole page."""
-        data = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=full)["data"] if not full else self._full_page()
+        data = (
+            self.send("Page.captureScreenshot", format="png", captureBeyondViewport=full)["data"]
+            if not full
+            else self._full_page()
+        )
         path.write_bytes(base64.b64decode(data))
         return path
 

@@ -1,4 +1,6 @@
-"""Fixtures for all tests: the embedded model and collection, real data where there is any, tiny models of every family."""
+"""Fixtures for all tests: the embedded model and collection, real data where there is any, tiny models of every
+family.
+"""
 
 from __future__ import annotations
 
@@ -58,12 +60,18 @@ def _without_java() -> str | None:
 
 
 def _without_hub() -> str | None:
-    return None if os.environ.get("HEADRANK_TEST_HUB") == "1" else "needs the Hugging Face hub; set HEADRANK_TEST_HUB=1 to run it"
+    return (
+        None
+        if os.environ.get("HEADRANK_TEST_HUB") == "1"
+        else "needs the Hugging Face hub; set HEADRANK_TEST_HUB=1 to run it"
+    )
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real collections (dl19, dl21, nfcorpus, ...), named by HEADRANK_SHARED_DATA or beside the checkout."""
+    """The folder of real collections (dl19, dl21, nfcorpus, ...), named by HEADRANK_SHARED_DATA or beside the
+    checkout.
+    """
     folder = Path(os.environ.get("HEADRANK_SHARED_DATA", ROOT.parent / "shared" / "data"))
     if not folder.is_dir():
         pytest.skip(f"no real collections in {folder}; HEADRANK_SHARED_DATA can name their folder")
@@ -90,7 +98,9 @@ def embedded_model() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A function from a family (qwen3, qwen2, llama, ...) to the directory of a random model of it, made once a session."""
+    """A function from a family (qwen3, qwen2, llama, ...) to the directory of a random model of it, made once a
+    session.
+    """
     from tests.tiny_models import make_tiny_model
 
     made: dict[str, Path] = {}

@@ -1,4 +1,6 @@
-"""A stand-in for the Hugging Face hub on loopback (there is no network here): repositories in memory, asked by the real huggingface_hub."""
+"""A stand-in for the Hugging Face hub on loopback (there is no network here): repositories in memory, asked by the
+real huggingface_hub.
+"""
 
 from __future__ import annotations
 
@@ -70,9 +72,16 @@ class _Handler(BaseHTTPRequestHandler):
             files = self.server.repositories[match["repo"]]
             if (match["what"] or "").startswith("tree/"):
                 sizes = {name: len(content) for name, content in sorted(files.items())}
-                self._json([{"type": "file", "path": name, "size": size, "oid": _oid(files[name])} for name, size in sizes.items()])
+                self._json(
+                    [
+                        {"type": "file", "path": name, "size": size, "oid": _oid(files[name])}
+                        for name, size in sizes.items()
+                    ]
+                )
             else:
-                self._json({"id": match["repo"], "sha": REVISION, "siblings": [{"rfilename": name} for name in sorted(files)]})
+                self._json(
+                    {"id": match["repo"], "sha": REVISION, "siblings": [{"rfilename": name} for name in sorted(files)]}
+                )
         else:
             self._missing("RepoNotFound")
 
@@ -90,13 +99,18 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == "/api/validate-yaml":
             self._json({"errors": [], "warnings": []})
         elif (match := _MODEL.fullmatch(path)) and (match["what"] or "").startswith("preupload"):
-            files = [{"path": item["path"], "uploadMode": "regular", "shouldIgnore": False} for item in json.loads(body)["files"]]
+            files = [
+                {"path": item["path"], "uploadMode": "regular", "shouldIgnore": False}
+                for item in json.loads(body)["files"]
+            ]
             self._json({"files": files})
         elif match and (match["what"] or "").startswith("commit"):
             for line in body.splitlines():
                 row = json.loads(line)
                 if row["key"] == "file":
-                    self.server.repositories[match["repo"]][row["value"]["path"]] = base64.b64decode(row["value"]["content"])
+                    self.server.repositories[match["repo"]][row["value"]["path"]] = base64.b64decode(
+                        row["value"]["content"]
+                    )
             self._json({"commitUrl": f"{self.server.address}/{match['repo']}/commit/{REVISION}", "commitOid": REVISION})
         else:
             self._missing("RepoNotFound")

@@ -1,4 +1,6 @@
-"""Phases that run in the test's own process, so that their functions can be replaced; everything else of the runner is real."""
+"""Phases that run in the test's own process, so that their functions can be replaced; everything else of the runner
+is real.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Ended:
         return self.returncode
 
 
-def run_calls_here(monkeypatch: pytest.MonkeyPatch, do: Callable[[Call], Any] = lambda call: call.function(*call.arguments)) -> None:
+def run_calls_here(
+    monkeypatch: pytest.MonkeyPatch, do: Callable[[Call], Any] = lambda call: call.function(*call.arguments)
+) -> None:
     """Let the runner do calls at once; an InputError is exit code 2, as in the worker."""
 
     def start(phase: Phase, output: Path, jobs: int, lock: int, slot: int = 0) -> RunningPhase:

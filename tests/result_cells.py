@@ -18,7 +18,15 @@ METHODS = {"bm25": (0.0, 0.001), "icr": (0.2, 2.0), "core": (0.6, 1.5), "headran
 
 
 def make_cell(
-    root: Path, model: str, method: str, benchmark: str, *, depth: int = 20, queries: int = 12, order: str = "retriever", **facts: Any
+    root: Path,
+    model: str,
+    method: str,
+    benchmark: str,
+    *,
+    depth: int = 20,
+    queries: int = 12,
+    order: str = "retriever",
+    **facts: Any,
 ) -> Path:
     """One cell whose scores mix relevance (by method), position and noise; relevance depends on the benchmark only."""
     folder = root / benchmark / f"d{depth}-{order}" / (model or "first-stage") / (method + str(facts.get("seed", "")))
@@ -30,7 +38,11 @@ def make_cell(
     for number in range(1, queries + 1):
         query_id, ranks = f"q{number}", np.arange(1, depth + 1)
         grades = (truth.random(depth) < 0.45 - 0.3 * ranks / depth).astype(int) * truth.integers(1, 4, depth)
-        scores = signal * grades + noise.normal(0, 0.6, depth) + 1.2 * np.exp(-ranks / 4) if method != "bm25" else -ranks.astype(float)
+        scores = (
+            signal * grades + noise.normal(0, 0.6, depth) + 1.2 * np.exp(-ranks / 4)
+            if method != "bm25"
+            else -ranks.astype(float)
+        )
         doc_ids = [f"{benchmark}-{number}-{rank}" for rank in ranks]
         rows.append(
             {
@@ -46,7 +58,10 @@ def make_cell(
         qrels[query_id] = {doc_id: int(grade) for doc_id, grade in zip(doc_ids, grades, strict=True)}
     write_run(folder / RUN, run, method)
     write_jsonl(folder / SCORES, rows)
-    loaded: Run = {query: [Candidate(doc, place, score) for place, (doc, score) in enumerate(pairs, 1)] for query, pairs in run.items()}
+    loaded: Run = {
+        query: [Candidate(doc, place, score) for place, (doc, score) in enumerate(pairs, 1)]
+        for query, pairs in run.items()
+    }
     complete = {
         "model": model or None,
         "method": method,
@@ -71,7 +86,10 @@ def _as_qrels(qrels: dict[str, dict[str, int]]) -> Qrels:
 
 
 def make_matrix(
-    root: Path, models: tuple[str, ...] = ("Qwen3-0.6B",), benchmarks: tuple[str, ...] = ("dl19", "nfcorpus", "nq"), **facts: Any
+    root: Path,
+    models: tuple[str, ...] = ("Qwen3-0.6B",),
+    benchmarks: tuple[str, ...] = ("dl19", "nfcorpus", "nq"),
+    **facts: Any,
 ) -> Path:
     """Every method on every model and benchmark, first stage once a benchmark."""
     for benchmark in benchmarks:
@@ -84,7 +102,11 @@ def make_matrix(
 
 
 def make_heads(
-    *heads: tuple[int, int], method: str = "entropy", model: str = "models/tiny", num_layers: int = 28, num_heads: int = 16
+    *heads: tuple[int, int],
+    method: str = "entropy",
+    model: str = "models/tiny",
+    num_layers: int = 28,
+    num_heads: int = 16,
 ) -> HeadSet:
     """A head set with a full table, the given heads on top."""
     rest = [(layer, head) for layer in range(num_layers) for head in range(num_heads) if (layer, head) not in heads]

@@ -1,4 +1,6 @@
-"""A real server on loopback in a thread of the test's process, and a plain HTTP client that shows status, headers and JSON."""
+"""A real server on loopback in a thread of the test's process, and a plain HTTP client that shows status, headers
+and JSON.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ from headrank.serving.state import LoadEngine, ServerState
 
 PATIENCE = 60.0
 QUERY = "how long does a flea live"
-DOCUMENTS = ["The flea lives for two to three months.", "Concrete floors cost six dollars.", "Rosin makes the bow grip the string."]
+DOCUMENTS = [
+    "The flea lives for two to three months.",
+    "Concrete floors cost six dollars.",
+    "Rosin makes the bow grip the string.",
+]
 
 
 @dataclass
@@ -57,14 +63,20 @@ class Running:
     state: ServerState
     server: DrainingServer
 
-    def ask(self, path: str, body: Any = None, *, key: str | None = None, raw: bytes | None = None, **headers: str) -> Answer:
+    def ask(
+        self, path: str, body: Any = None, *, key: str | None = None, raw: bytes | None = None, **headers: str
+    ) -> Answer:
         data = raw if raw is not None else None if body is None else json.dumps(body).encode()
         sent = {"Content-Type": "application/json", **headers} if data is not None else dict(headers)
         if key is not None:
             sent["Authorization"] = f"Bearer {key}"
         try:
-            with urllib.request.urlopen(urllib.request.Request(self.url + path, data, sent), timeout=PATIENCE) as response:
-                return Answer(response.status, {name.lower(): value for name, value in response.headers.items()}, response.read())
+            with urllib.request.urlopen(
+                urllib.request.Request(self.url + path, data, sent), timeout=PATIENCE
+            ) as response:
+                return Answer(
+                    response.status, {name.lower(): value for name, value in response.headers.items()}, response.read()
+                )
         except urllib.error.HTTPError as error:
             return Answer(error.code, {name.lower(): value for name, value in error.headers.items()}, error.read())
 
@@ -80,7 +92,9 @@ class Running:
 
 
 @contextlib.contextmanager
-def running_server(settings: ServeSettings, load: LoadEngine = RerankerEngine.load, *, wait: bool = True) -> Iterator[Running]:
+def running_server(
+    settings: ServeSettings, load: LoadEngine = RerankerEngine.load, *, wait: bool = True
+) -> Iterator[Running]:
     """A server on a port of the system's choice; ready when ``wait``, and gone afterwards."""
     app = build_app(settings, load)
     state: ServerState = app.state.server
@@ -111,18 +125,28 @@ def tiny_settings(model: Path, **changes: Any) -> ServeSettings:
 
 
 def late_heads(folder: Path, room: int = 64, least: float = -1.0) -> str:
-    """A heads.json of the late layout for the tiny models: all heads, weights of both signs unless ``least`` is positive."""
+    """A heads.json of the late layout for the tiny models: all heads, weights of both signs unless ``least`` is
+    positive.
+    """
     prompt = PromptTemplate(
-        opening="<|im_start|>user\n", instruction="Query: ", use_chat_template=False, document_layout="late", branch_position=room
+        opening="<|im_start|>user\n",
+        instruction="Query: ",
+        use_chat_template=False,
+        document_layout="late",
+        branch_position=room,
     )
     heads = [(layer, head) for layer in range(4) for head in range(8)]
     weights = tuple(random.Random(1).uniform(least, 1) for _ in heads)
-    HeadSet(tuple(heads), "readout", "tiny", 4, 8, prompt=prompt, readout=Readout(weights=weights, floor=0.1)).save(folder / "heads.json")
+    HeadSet(tuple(heads), "readout", "tiny", 4, 8, prompt=prompt, readout=Readout(weights=weights, floor=0.1)).save(
+        folder / "heads.json"
+    )
     return str(folder / "heads.json")
 
 
 class MoodyEngine(RerankerEngine):
-    """The real engine with accidents: it can wait, run out of memory above a number of lists, and fail on chosen queries."""
+    """The real engine with accidents: it can wait, run out of memory above a number of lists, and fail on chosen
+    queries.
+    """
 
     gate: threading.Event | None = None
     most_lists = 1 << 30

@@ -24,7 +24,8 @@ class SlowResult:
 def eager_rows(directory: str, context: EncodedContext) -> SlowResult:
     """Run [prefix | query] and [prefix | calibration] apart at full depth and average the rows of I_q by hand.
 
-    Rows are laid out on the joint sequence: tokens of the other branch get zero. Documents side by side get a whole S x S mask.
+    Rows are laid out on the joint sequence: tokens of the other branch get zero. Documents side by side get a whole S x
+    S mask.
     """
     model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager", dtype=torch.float32).eval()
     prefix, query = context.prefix_length, context.query_length
@@ -56,22 +57,32 @@ def eager_attention(model: Any, context: EncodedContext, ids: list[int]) -> list
     """Attention probabilities [H, S, S] of every layer for one branch of a context."""
     how = slow_parallel_prompt(context, len(ids), model.config) if context.is_parallel else {}
     with torch.no_grad():
-        attentions = model(torch.tensor([list(map(int, ids))]), output_attentions=True, use_cache=False, **how).attentions
+        attentions = model(
+            torch.tensor([list(map(int, ids))]), output_attentions=True, use_cache=False, **how
+        ).attentions
     return [layer[0] for layer in attentions]
 
 
 def slow_parallel_prompt(context: EncodedContext, length: int, config: Any) -> dict[str, Any]:
-    """Position ids and additive mask of one pass, token by token: a document sees what precedes the first one, and itself.
+    """Position ids and additive mask of one pass, token by token: a document sees what precedes the first one, and
+    itself.
 
     A model with some layers of sliding windows takes a mask for each kind of layer.
     """
     starts = [start for start, _ in context.document_spans]
-    opening, longest = starts[0], max(end - start for start, end in zip(starts, [*starts[1:], context.prefix_length], strict=True))
+    opening, longest = (
+        starts[0],
+        max(end - start for start, end in zip(starts, [*starts[1:], context.prefix_length], strict=True)),
+    )
 
     def block(token: int) -> int | None:
         if token < opening or token >= context.prefix_length:
             return None
-        return max(number for number, start in enumerate(starts) if start <= token and (number == 0 or start != starts[number - 1]))
+        return max(
+            number
+            for number, start in enumerate(starts)
+            if start <= token and (number == 0 or start != starts[number - 1])
+        )
 
     positions, mask = [], torch.full((length, length), torch.finfo(torch.float32).min)
     for row in range(length):
@@ -92,7 +103,11 @@ def slow_parallel_prompt(context: EncodedContext, length: int, config: Any) -> d
                 near[row, key] = torch.finfo(torch.float32).min
     kinds = {"full_attention": mask[None, None], "sliding_attention": near[None, None]}
     layers = getattr(config, "layer_types", None)
-    chosen = kinds if layers and "sliding_attention" in layers else kinds["full_attention" if layers else "sliding_attention"]
+    chosen = (
+        kinds
+        if layers and "sliding_attention" in layers
+        else kinds["full_attention" if layers else "sliding_attention"]
+    )
     return {"position_ids": torch.tensor([positions]), "attention_mask": chosen}
 
 
@@ -101,7 +116,9 @@ def slow_masses(rows: list[float], spans: list[tuple[int, int]]) -> list[float]:
     return [sum(rows[token] for token in range(start, end)) for start, end in spans]
 
 
-def slow_calibrated(query_rows: list[float], calibration_rows: list[float], spans: list[tuple[int, int]]) -> list[float]:
+def slow_calibrated(
+    query_rows: list[float], calibration_rows: list[float], spans: list[tuple[int, int]]
+) -> list[float]:
     """Difference per token, drop tokens at or below mean - 2 std (unbiased), sum the rest."""
     scores = []
     for start, end in spans:

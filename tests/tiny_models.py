@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 _TEXT = [
     "Please find information that are relevant to the following query in the paragraphs above.",
-    "Here are some paragraphs: The flea lives for about two to three months and needs a warm host to complete its life cycle.",
+    "Here are some paragraphs: The flea lives for about two to three months and needs a warm host to complete its "
+    "life cycle.",
     "Concrete floors cost between two and six dollars a square foot; rosin makes the bow grip the string of a violin.",
     "user assistant system query relevant document passage rank the most of in and to a is for on with as by at from",
 ]
@@ -68,12 +69,23 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 def tiny_config(family: str, **changes: Any) -> transformers.PreTrainedConfig:
     """The configuration of one family at toy size; ``changes`` override."""
     prefix, extra = {**FAMILIES, **WITH_EXPERTS}[family]
-    values = {**SIZES, "vocab_size": 416, "max_position_embeddings": 2048, "tie_word_embeddings": True, **extra, **changes}
+    values = {
+        **SIZES,
+        "vocab_size": 416,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": True,
+        **extra,
+        **changes,
+    }
     return getattr(transformers, f"{prefix}Config")(**values)
 
 
-def make_tiny_model(directory: Path, family: str = "qwen3", *, seed: int = 0, std: float = 0.12, **changes: Any) -> Path:
-    """Write a random model of the family (norm weights not one, attention not flat) and the tokenizer as an HF directory."""
+def make_tiny_model(
+    directory: Path, family: str = "qwen3", *, seed: int = 0, std: float = 0.12, **changes: Any
+) -> Path:
+    """Write a random model of the family (norm weights not one, attention not flat) and the tokenizer as an HF
+    directory.
+    """
     config = tiny_config(family, **changes)
     torch.manual_seed(seed)
     name = {**FAMILIES, **WITH_EXPERTS}[family][0].removesuffix("Text")
@@ -96,21 +108,46 @@ def make_tiny_colbert(directory: Path) -> Path:
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
     letters = "abcdefghijklmnopqrstuvwxyz0123456789?."
-    words = ["[PAD]", "[unused0]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    words = [
+        "[PAD]",
+        "[unused0]",
+        "[unused1]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *letters,
+        *(f"##{letter}" for letter in letters),
+    ]
     tokenizer = Tokenizer(models.WordPiece({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 4), ("[SEP]", 5)])
-    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 4), ("[SEP]", 5)]
+    )
+    names = {
+        "pad_token": "[PAD]",
+        "unk_token": "[UNK]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "mask_token": "[MASK]",
+    }
     transformers.BertTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(directory)
     torch.manual_seed(0)
     config = transformers.BertConfig(
-        vocab_size=len(words), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, initializer_range=0.3
+        vocab_size=len(words),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        initializer_range=0.3,
     )
     model = transformers.BertModel(config)
     config.architectures = ["HF_ColBERT"]
     config.save_pretrained(directory)
     weights = {f"bert.{name}": value.contiguous() for name, value in model.state_dict().items()}
-    save_file(weights | {"linear.weight": torch.randn(16, 32)}, directory / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        weights | {"linear.weight": torch.randn(16, 32)}, directory / "model.safetensors", metadata={"format": "pt"}
+    )
     (directory / "artifact.metadata").write_text('{"query_maxlen": 16, "doc_maxlen": 48}')
     return directory

@@ -13,11 +13,18 @@ def make_collection(folder: Path, grades: dict[str, list[int | None]], prefix: s
     """A collection whose queries have the given grades at ranks 1, 2, ..."""
     folder.mkdir(parents=True)
     (folder / "queries.tsv").write_text("".join(f"{query_id}\tquery {query_id}\n" for query_id in grades))
-    rows = {query_id: [(f"{prefix}{query_id}-{i}", 100.0 - i) for i in range(len(listed))] for query_id, listed in grades.items()}
+    rows = {
+        query_id: [(f"{prefix}{query_id}-{i}", 100.0 - i) for i in range(len(listed))]
+        for query_id, listed in grades.items()
+    }
     write_run(folder / "run.bm25.txt", rows, "bm25")
     write_jsonl(
         folder / "corpus.jsonl",
-        ({"docid": doc_id, "title": "", "text": f"text of {doc_id}"} for listed in rows.values() for doc_id, _ in listed),
+        (
+            {"docid": doc_id, "title": "", "text": f"text of {doc_id}"}
+            for listed in rows.values()
+            for doc_id, _ in listed
+        ),
     )
     lines = [
         f"{q} 0 {doc_id} {grade}\n"
@@ -44,7 +51,9 @@ def write_training_files(folder: Path, grades: dict[str, list[int | None]] = GRA
             }
             for i, grade in enumerate(listed)
         ]
-        contexts.append({"context_id": context_id, "query_id": query_id, "query": f"what is {query_id}", "documents": documents})
+        contexts.append(
+            {"context_id": context_id, "query_id": query_id, "query": f"what is {query_id}", "documents": documents}
+        )
         pairs += [
             {
                 "context_id": context_id,

@@ -10,7 +10,9 @@ from pathlib import Path
 from headrank.method.heads import HeadSet
 from tests.tiny_models import SIZES, make_tiny_model
 
-_WORDS = ("flea host warm cycle concrete floor dollar square foot rosin bow grip string violin passage document query months").split()
+_WORDS = (
+    "flea host warm cycle concrete floor dollar square foot rosin bow grip string violin passage document query months"
+).split()
 HEADS = ((1, 2), (0, 5), (2, 1), (2, 6))  # l_max = 2 of layers 0..3, spread over both halves of the heads
 
 
@@ -26,12 +28,21 @@ class ToyJob:
     def flags(self, *more: str) -> list[str]:
         """The flags that name them, plus small defaults."""
         return [
-            *("--headrank-model", str(self.model), "--headrank-heads", str(self.heads), "--train-data-path", str(self.train)),
+            *(
+                "--headrank-model",
+                str(self.model),
+                "--headrank-heads",
+                str(self.heads),
+                "--train-data-path",
+                str(self.train),
+            ),
             *("--lr", "1e-3", "--log-interval", "1", "--headrank-pairs-per-context", "4", *more),
         ]
 
 
-def make_toy_job(directory: Path, *, num_queries: int = 6, num_documents: int = 8, seed: int = 0, family: str = "qwen3") -> ToyJob:
+def make_toy_job(
+    directory: Path, *, num_queries: int = 6, num_documents: int = 8, seed: int = 0, family: str = "qwen3"
+) -> ToyJob:
     """Write everything; documents of grade g repeat g of the query's words, so there is something to learn."""
     model = make_tiny_model(directory / "model", family, seed=seed)
     heads = HeadSet(HEADS, "headrank", str(model), SIZES["num_hidden_layers"], SIZES["num_attention_heads"])
@@ -61,7 +72,9 @@ def make_toy_collection(directory: Path, *, num_queries: int = 8, num_documents:
 
 
 def _documents(number: int, num_documents: int, num_words: int = 6) -> tuple[str, list[dict]]:
-    """A query of three words and its documents of at least ``num_words``; a document of grade g holds g of the query's."""
+    """A query of three words and its documents of at least ``num_words``; a document of grade g holds g of the
+    query's.
+    """
     rng = random.Random(number)
     words = rng.sample(_WORDS, 3)
     grades = [rng.randrange(4) for _ in range(num_documents - 4)] + [0, 1, 2, 3]
@@ -73,7 +86,9 @@ def _documents(number: int, num_documents: int, num_words: int = 6) -> tuple[str
     return " ".join(words), documents
 
 
-def write_toy_lists(directory: Path, first_query: int, num_queries: int, num_documents: int, num_words: int = 6) -> None:
+def write_toy_lists(
+    directory: Path, first_query: int, num_queries: int, num_documents: int, num_words: int = 6
+) -> None:
     """contexts.jsonl and pairs.jsonl of some queries."""
     directory.mkdir(parents=True)
     with open(directory / "contexts.jsonl", "w") as contexts, open(directory / "pairs.jsonl", "w") as pairs:

@@ -1,4 +1,6 @@
-"""A view made by code, with everything that may go wrong in it: markup in texts, no title, ties, unjudged and missing documents."""
+"""A view made by code, with everything that may go wrong in it: markup in texts, no title, ties, unjudged and
+missing documents.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,11 @@ def detailed_scores() -> Explanation:
         for (doc_id, word), bump in BUMPS.items():
             if doc_id == document.doc_id:
                 begin = text.rindex(word)
-                owners = [index for index, (first, last) in enumerate(offsets) if first >= begin - 1 and last <= begin + len(word)]
+                owners = [
+                    index
+                    for index, (first, last) in enumerate(offsets)
+                    if first >= begin - 1 and last <= begin + len(word)
+                ]
                 values[:, owners] += np.array(bump)[:, None] / len(owners)
         is_kept = np.ones(len(offsets), dtype=bool)
         if document.doc_id == "d3<b>":

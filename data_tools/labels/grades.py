@@ -1,7 +1,7 @@
 """From a teacher's scores to grades, so that ALPS applies to lists that nobody judged; pure functions on one list.
 
-Quantiles are taken within a list: every list whose scores differ has every grade, also one without a good passage. Thresholds
-are on the teacher's own scale: a list without a good passage has no high grade, and may have no pair.
+Quantiles are taken within a list: every list whose scores differ has every grade, also one without a good passage.
+Thresholds are on the teacher's own scale: a list without a good passage has no high grade, and may have no pair.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ DEFAULT_QUANTILES = (0.5, 0.75, 0.9)  # of 16 passages: 8 of grade 0, 4 of 1, 2 
 
 @dataclass(frozen=True)
 class GradeSettings:
-    """How scores become grades 0, 1, 2, ...: one level per boundary, boundaries ascending. ``qrels`` says what judgements add.
+    """How scores become grades 0, 1, 2, ...: one level per boundary, boundaries ascending. ``qrels`` says what
+    judgements add.
 
-    ignore: the teacher alone. keep: a judged passage keeps its judged grade. positives: a passage that is judged relevant gets
-    the top grade, for collections of which only a few relevant passages are known and a grade of 0 means little.
+    ignore: the teacher alone. keep: a judged passage keeps its judged grade. positives: a passage that is judged
+    relevant gets the top grade, for collections of which only a few relevant passages are known and a grade of 0 means
+    little.
     """
 
     by: str = "quantiles"
@@ -59,7 +61,9 @@ def grades_from_scores(scores: Sequence[float], settings: GradeSettings) -> list
 
 
 def merged_grade(teacher: int | None, judged: int | None, settings: GradeSettings) -> tuple[int | None, str | None]:
-    """The grade of a passage that the teacher, the judges, both or nobody graded, and who gave it: 'teacher' or 'qrels'."""
+    """The grade of a passage that the teacher, the judges, both or nobody graded, and who gave it: 'teacher' or
+    'qrels'.
+    """
     if settings.qrels == "keep" and judged is not None:
         return max(judged, 0), "qrels"
     if settings.qrels == "positives" and judged is not None and judged > 0:

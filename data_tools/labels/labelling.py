@@ -1,8 +1,10 @@
-"""A teacher scores the candidates of a collection: a TREC run with raw scores, and beside it a file that says how it was made.
+"""A teacher scores the candidates of a collection: a TREC run with raw scores, and beside it a file that says how it
+was made.
 
-Finished queries are appended to RUN.partial-*.jsonl as they come, so a kill at any moment loses at most the lists in work. Queries are
-taken in a seeded random order: what an unfinished run holds is a fair sample of the collection. Running again continues, also
-after a stop at a deadline; what other settings, other files or another teacher made is refused.
+Finished queries are appended to RUN.partial-*.jsonl as they come, so a kill at any moment loses at most the lists in
+work. Queries are taken in a seeded random order: what an unfinished run holds is a fair sample of the collection.
+Running again continues, also after a stop at a deadline; what other settings, other files or another teacher made is
+refused.
 """
 
 from __future__ import annotations
@@ -71,8 +73,8 @@ def label_collection(
 ) -> LabelCounts:
     """Label what is not labelled yet, write the run and its provenance, and return the counts.
 
-    ``deadline`` is a time.monotonic() after which no new list is begun; the run is then written with what is there. ``watch``
-    gets how many queries are done and are to be done, and returns a function that is told of every few more.
+    ``deadline`` is a time.monotonic() after which no new list is begun; the run is then written with what is there.
+    ``watch`` gets how many queries are done and are to be done, and returns a function that is told of every few more.
     """
     lists = _lists(collection, settings)
     teacher = open_teacher()
@@ -97,7 +99,12 @@ def label_collection(
     finally:
         store.close()
     counts = LabelCounts(before, len(done) - before, len(lists), sum(len(row["doc_ids"]) for row in done.values()))
-    facts = {"queries": len(done), "of_queries": len(lists), "passages": counts.passages, "seconds": round(time.monotonic() - started, 1)}
+    facts = {
+        "queries": len(done),
+        "of_queries": len(lists),
+        "passages": counts.passages,
+        "seconds": round(time.monotonic() - started, 1),
+    }
     _write(output, {query_id: done[query_id] for query_id in lists if query_id in done}, inputs, facts, tag, command)
     store.discard()
     return counts
@@ -108,7 +115,9 @@ def _lists(collection: Collection, settings: LabelSettings) -> dict[str, tuple[s
     queries, run = collection.queries(), collection.run()
     unknown = next((query_id for query_id in run if query_id not in queries), None)
     if unknown is not None:
-        raise InputError(f"{collection.run_path}: query {unknown!r} is not in {collection.queries_path}; add its text or remove it")
+        raise InputError(
+            f"{collection.run_path}: query {unknown!r} is not in {collection.queries_path}; add its text or remove it"
+        )
     missing = sorted(settings.only - queries.keys()) if settings.only is not None else []
     if missing:
         raise InputError(f"`only`: query {missing[0]!r} is not in {collection.queries_path}; correct the list")
@@ -119,7 +128,9 @@ def _lists(collection: Collection, settings: LabelSettings) -> dict[str, tuple[s
         if doc_ids and (settings.only is None or query_id in settings.only):
             found[query_id] = (text, doc_ids)
     if not found:
-        raise InputError(f"{collection.run_path}: no candidates at the ranks that are to be labelled; check `ranks` and `only`")
+        raise InputError(
+            f"{collection.run_path}: no candidates at the ranks that are to be labelled; check `ranks` and `only`"
+        )
     return found
 
 
@@ -136,10 +147,19 @@ def _earlier_rows(output: Path, inputs: Mapping[str, Any]) -> dict[str, dict[str
         return {}
     beside = provenance_path(output)
     if not beside.is_file():
-        raise InputError(f"{output}: is there and was not made by 'headrank label'; give another `output`, or `restart` to replace it")
+        raise InputError(
+            f"{output}: is there and was not made by 'headrank label'; give another `output`, or `restart` to "
+            "replace it"
+        )
     known = read_json(beside)
-    if not isinstance(known, dict) or known.get("format") != PROVENANCE_FORMAT or not isinstance(known.get("inputs"), dict):
-        raise InputError(f"{beside}: not a {PROVENANCE_FORMAT} file; give another `output`, or `restart` to replace both")
+    if (
+        not isinstance(known, dict)
+        or known.get("format") != PROVENANCE_FORMAT
+        or not isinstance(known.get("inputs"), dict)
+    ):
+        raise InputError(
+            f"{beside}: not a {PROVENANCE_FORMAT} file; give another `output`, or `restart` to replace both"
+        )
     change = describe_change(known["inputs"], inputs)
     if change is not None:
         raise InputError(f"{output}: {change}; give another `output`, or `restart` to label all again")
@@ -162,7 +182,9 @@ def _score(
     asked = [(lists[query_id][0], [texts[doc_id] for doc_id in lists[query_id][1]]) for query_id in chunk]
     for query_id, scores in zip(chunk, teacher.score_lists(asked), strict=True):
         if not np.isfinite(scores).all():
-            raise InputError(f"query {query_id!r}: the teacher gave {scores[~np.isfinite(scores)][0]}; are its weights whole?")
+            raise InputError(
+                f"query {query_id!r}: the teacher gave {scores[~np.isfinite(scores)][0]}; are its weights whole?"
+            )
         yield {"query_id": query_id, "doc_ids": lists[query_id][1], "scores": [float(score) for score in scores]}
 
 
@@ -178,11 +200,19 @@ def _write(
     beside = provenance_path(output)
     made_at = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     is_complete = facts["queries"] == facts["of_queries"]
-    described = {"format": PROVENANCE_FORMAT, "is_complete": is_complete, **facts, "tag": tag, "made_at": made_at, "command": list(command)}
+    described = {
+        "format": PROVENANCE_FORMAT,
+        "is_complete": is_complete,
+        **facts,
+        "tag": tag,
+        "made_at": made_at,
+        "command": list(command),
+    }
     write_json(beside, {**described, "versions": versions(), "inputs": dict(inputs)})
     run = {}
     for query_id, row in rows.items():
-        order = sorted(range(len(row["doc_ids"])), key=lambda place, scores=row["scores"]: -scores[place])  # type: ignore[misc]
+        # stable: equal scores keep the retriever's order
+        order = np.argsort(-np.asarray(row["scores"], np.float64), kind="stable")
         run[query_id] = [(row["doc_ids"][place], row["scores"][place]) for place in order]
     write_run(output, run, tag)
 

@@ -1,4 +1,6 @@
-"""Where the labels of a collection come from: its qrels, a teacher's TREC run, or both, and what is known about that run."""
+"""Where the labels of a collection come from: its qrels, a teacher's TREC run, or both, and what is known about that
+run.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ PROVENANCE_FORMAT = "headrank-labels/1"
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What is known of one candidate. ``grade_from`` is None where there is no teacher: then every grade is the qrels'."""
+    """What is known of one candidate. ``grade_from`` is None where there is no teacher: then every grade is the
+    qrels'.
+    """
 
     grade: int | None
     grade_from: str | None = None
@@ -70,13 +74,17 @@ class TeacherLabels:
         return labels
 
     def provenance(self) -> dict[str, Any]:
-        """The run, how its scores became grades, and the teacher as the run's own provenance names it (None without one)."""
+        """The run, how its scores became grades, and the teacher as the run's own provenance names it (None without
+        one).
+        """
         teacher = None
         beside = provenance_path(self.path)
         if beside.is_file():
             teacher = read_json(beside)
             if not isinstance(teacher, dict) or teacher.get("format") != PROVENANCE_FORMAT:
-                raise InputError(f"{beside}: not a {PROVENANCE_FORMAT} file; remove it or label again with 'headrank label'")
+                raise InputError(
+                    f"{beside}: not a {PROVENANCE_FORMAT} file; remove it or label again with 'headrank label'"
+                )
         return {
             "run": self.path.name,
             "sha256": sha256_of(self.path),
@@ -107,15 +115,22 @@ def find_label_runs(given: Sequence[str], collections: Sequence[Collection]) -> 
         return [_only_run_of(Path(given[0]), collection.name) for collection in collections]
     if len(given) != len(collections):
         raise InputError(
-            f"`labels`: {len(given)} runs for {len(collections)} collections; give one run for each `collection`, in their order, "
+            f"`labels`: {len(given)} runs for {len(collections)} collections; give one run for each `collection`, "
+            "in their order, "
             "or one folder with <collection>.*.trec"
         )
     return [Path(name) for name in given]
 
 
 def _only_run_of(folder: Path, name: str) -> Path:
-    found = sorted(path for path in folder.glob("*.trec") if path.name == f"{name}.trec" or path.name.startswith(f"{name}."))
+    found = sorted(
+        path for path in folder.glob("*.trec") if path.name == f"{name}.trec" or path.name.startswith(f"{name}.")
+    )
     if len(found) != 1:
-        state = f"no {name}.trec or {name}.*.trec" if not found else f"{' and '.join(path.name for path in found)} both belong to {name}"
+        state = (
+            f"no {name}.trec or {name}.*.trec"
+            if not found
+            else f"{' and '.join(path.name for path in found)} both belong to {name}"
+        )
         raise InputError(f"{folder}: {state}; give the runs one by one with `labels` RUN")
     return found[0]

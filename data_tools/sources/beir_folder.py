@@ -1,4 +1,6 @@
-"""BEIR's layout on disk: queries.jsonl, corpus.jsonl and qrels/test.tsv, as its zip files unpack; each may be gzipped."""
+"""BEIR's layout on disk: queries.jsonl, corpus.jsonl and qrels/test.tsv, as its zip files unpack; each may be
+gzipped.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,12 @@ def read_beir_queries(path: Path) -> dict[str, str]:
         query_id, text = row.get("_id"), row.get("text")
         if isinstance(query_id, int) and not isinstance(query_id, bool):
             query_id = str(query_id)
-        if not isinstance(query_id, str) or query_id.split() != [query_id] or not isinstance(text, str) or not text.strip():
+        if (
+            not isinstance(query_id, str)
+            or query_id.split() != [query_id]
+            or not isinstance(text, str)
+            or not text.strip()
+        ):
             raise InputError(f"{path}:{number}: needs an '_id' without spaces and a 'text', found {quote(line)}")
         if query_id in queries:
             raise InputError(f"{path}:{number}: query id {query_id!r} appears twice; remove one line")
@@ -66,7 +73,8 @@ def read_beir_qrels(path: Path) -> Qrels:
         judged = qrels.setdefault(query_id, {})
         if judged.setdefault(doc_id, int(score)) != int(score):
             raise InputError(
-                f"{path}:{number}: document {doc_id!r} of query {query_id!r} has two grades, {judged[doc_id]} and {score}; remove one"
+                f"{path}:{number}: document {doc_id!r} of query {query_id!r} has two grades, {judged[doc_id]} and "
+                f"{score}; remove one"
             )
     if not qrels:
         raise InputError(f"{path}: no judgements; the file is empty")

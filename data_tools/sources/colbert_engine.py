@@ -1,7 +1,8 @@
-"""ColBERTv2 candidates with sentence-transformers (extra 'colbert'): every passage encoded once, exact MaxSim over all of them.
+"""ColBERTv2 candidates with sentence-transformers (extra 'colbert'): every passage encoded once, exact MaxSim over all
+of them.
 
-The multi-hop corpora have 6 to 12 thousand passages, so no index is needed. The original's (PLAID, residuals of 2 bits) approximates
-these scores: the last digit of a recall may differ.
+The multi-hop corpora have 6 to 12 thousand passages, so no index is needed. The original's (PLAID, residuals of 2 bits)
+approximates these scores: the last digit of a recall may differ.
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ def load_colbert(model: str, device: str | None = None) -> Any:
         from sentence_transformers import MultiVectorEncoder
     except ImportError as error:
         raise InputError(
-            "ColBERT candidates need sentence-transformers 6 or newer: pip install 'headrank[colbert]', or give a run file with `run`"
+            "ColBERT candidates need sentence-transformers 6 or newer: pip install 'headrank[colbert]', or give a "
+            "run file with `run`"
         ) from error
     try:
         return MultiVectorEncoder(model, device=device)
     except (OSError, ValueError) as error:
-        raise InputError(f"{model}: no ColBERT checkpoint can be loaded from there ({str(error).splitlines()[0]})") from error
+        raise InputError(
+            f"{model}: no ColBERT checkpoint can be loaded from there ({str(error).splitlines()[0]})"
+        ) from error
 
 
 def search_colbert(

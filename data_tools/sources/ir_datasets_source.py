@@ -1,7 +1,8 @@
 """Benchmarks from ir_datasets, for those who have it: queries, judgements and documents by the id of a data set.
 
-The package is an extra (pip install 'headrank[datasets]') and is imported in ``load_dataset`` alone. It downloads a data set on
-first use into its own folder ($IR_DATASETS_HOME, else ~/.ir_datasets) and shows the terms of those that have any.
+The package is an extra (pip install 'headrank[datasets]') and is imported in ``load_dataset`` alone. It downloads a
+data set on first use into its own folder ($IR_DATASETS_HOME, else ~/.ir_datasets) and shows the terms of those that
+have any.
 """
 
 from __future__ import annotations
@@ -21,14 +22,20 @@ def load_dataset(dataset_id: str) -> Any:
     try:
         package = importlib.import_module(PACKAGE)
     except ModuleNotFoundError as error:
-        raise InputError(f"`from` {PACKAGE}: the package {error.name!r} is not installed; pip install {error.name}") from error
+        raise InputError(
+            f"`from` {PACKAGE}: the package {error.name!r} is not installed; pip install {error.name}"
+        ) from error
     try:
         dataset = package.load(dataset_id)
     except KeyError as error:
-        raise InputError(f"`from` {PACKAGE}: there is no data set {dataset_id!r}; see https://ir-datasets.com") from error
+        raise InputError(
+            f"`from` {PACKAGE}: there is no data set {dataset_id!r}; see https://ir-datasets.com"
+        ) from error
     for part in ("docs", "queries", "qrels"):
         if not getattr(dataset, f"has_{part}")():
-            raise InputError(f"`from` {PACKAGE}: {dataset_id} has no {part}; name one of its subsets, as in beir/fiqa/test")
+            raise InputError(
+                f"`from` {PACKAGE}: {dataset_id} has no {part}; name one of its subsets, as in beir/fiqa/test"
+            )
     return dataset
 
 
@@ -49,7 +56,9 @@ def read_dataset_qrels(dataset: Any, dataset_id: str) -> Qrels:
     for row in _downloaded(dataset.qrels_iter(), dataset_id):
         judged = qrels.setdefault(_checked_id(row.query_id, dataset_id), {})
         if judged.setdefault(row.doc_id, int(row.relevance)) != row.relevance:
-            raise InputError(f"{PACKAGE} {dataset_id}: document {row.doc_id!r} of query {row.query_id!r} has two grades")
+            raise InputError(
+                f"{PACKAGE} {dataset_id}: document {row.doc_id!r} of query {row.query_id!r} has two grades"
+            )
     return qrels
 
 
@@ -73,4 +82,6 @@ def _downloaded(rows: Iterator[Any], dataset_id: str) -> Iterator[Any]:
         yield from rows
     except (OSError, RuntimeError) as error:
         first_line = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise InputError(f"{PACKAGE} {dataset_id}: could not be read ({first_line}); is there a network and room on the disk?") from error
+        raise InputError(
+            f"{PACKAGE} {dataset_id}: could not be read ({first_line}); is there a network and room on the disk?"
+        ) from error

@@ -1,7 +1,8 @@
 """Training lists gathered on disk: queries, passages and which belong together, in a temporary SQLite file.
 
-A public training set repeats passages and spreads a query over many lines, so that it cannot be written as it is read, and may
-be larger than memory. Here every query and passage is stored once; memory is the database's cache, whatever the size.
+A public training set repeats passages and spreads a query over many lines, so that it cannot be written as it is read,
+and may be larger than memory. Here every query and passage is stored once; memory is the database's cache, whatever the
+size.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class ListDatabase:
         self._connection.close()
 
     def add(self, listed: TrainingList) -> None:
-        """Store one line. A passage that is good on one line and bad on another is good; an id with two texts is refused."""
+        """Store one line. A passage that is good on one line and bad on another is good; an id with two texts is
+        refused.
+        """
         query = self._number_of("queries", listed.query_id, "", listed.query, listed.place)
         for passage in listed.passages:
             number = self._number_of("passages", passage.doc_id, passage.title, passage.text, listed.place)
@@ -65,17 +68,22 @@ class ListDatabase:
         if known is None:
             values = (name, text) if table == "queries" else (name, text, title)
             columns = "id, text" if table == "queries" else "id, text, title"
-            cursor = self._connection.execute(f"INSERT INTO {table} ({columns}) VALUES ({', '.join('?' * len(values))})", values)
+            cursor = self._connection.execute(
+                f"INSERT INTO {table} ({columns}) VALUES ({', '.join('?' * len(values))})", values
+            )
             self.counts[table] += 1
             return int(cursor.lastrowid or 0)
         if text is not None and known[1] != text:
             raise InputError(
-                f"{place}: {SINGULAR[table]} id {name!r} had another text on an earlier line; give `ids_from_text` to name {table} anew"
+                f"{place}: {SINGULAR[table]} id {name!r} had another text on an earlier line; give `ids_from_text` "
+                f"to name {table} anew"
             )
         return int(known[0])
 
     def _add_candidate(self, query: int, number: int, passage: Passage) -> None:
-        known = self._connection.execute("SELECT grade FROM candidates WHERE query = ? AND passage = ?", (query, number)).fetchone()
+        known = self._connection.execute(
+            "SELECT grade FROM candidates WHERE query = ? AND passage = ?", (query, number)
+        ).fetchone()
         if known is not None and known[0] != passage.grade:
             self.counts["good and bad"] += 1
         self._connection.execute(
@@ -103,7 +111,8 @@ class ListDatabase:
     def candidates(self, query: int) -> list[StoredCandidate]:
         """The passages of a query in the order in which they were first seen."""
         rows = self._connection.execute(
-            "SELECT p.id, c.grade, c.score FROM candidates c JOIN passages p ON p.number = c.passage WHERE c.query = ? ORDER BY c.passage",
+            "SELECT p.id, c.grade, c.score FROM candidates c JOIN passages p ON p.number = c.passage WHERE c.query "
+            "= ? ORDER BY c.passage",
             (query,),
         )
         return [StoredCandidate(*row) for row in rows]
@@ -119,4 +128,6 @@ class ListDatabase:
 
     def wanted_passages(self) -> Iterator[tuple[str, str, str]]:
         """(id, title, text) of every wanted passage, once, by id."""
-        yield from self._connection.execute("SELECT p.id, p.title, p.text FROM wanted w JOIN passages p ON p.id = w.id ORDER BY w.id")
+        yield from self._connection.execute(
+            "SELECT p.id, p.title, p.text FROM wanted w JOIN passages p ON p.id = w.id ORDER BY w.id"
+        )

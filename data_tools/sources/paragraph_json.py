@@ -1,13 +1,15 @@
-"""Questions with labelled paragraphs in one JSON file: HippoRAG's and ICR's multi-hop sets, HotpotQA's own layout, CoRe's and QR's lists.
+"""Questions with labelled paragraphs in one JSON file: HippoRAG's and ICR's multi-hop sets, HotpotQA's own layout,
+CoRe's and QR's lists.
 
 A file is a list of objects with `question` and one of
 
-  paragraphs        objects with paragraph_text (or text), a title, and is_supporting or is_gold; or is_positive and is_negative (CoRe)
+  paragraphs        objects with paragraph_text (or text), a title, and is_supporting or is_gold; or is_positive and
+                    is_negative (CoRe)
   context           [title, [sentence, ...]] pairs, with the titles of supporting_facts (HotpotQA, 2WikiMultihopQA)
 
-ICR's files hold the ColBERTv2 candidates themselves, and num_gold_docs counts supporting passages that are not among them. HippoRAG's
-hold the gold and distractor paragraphs of each question; candidates come from the corpus beside it, NAME_corpus.json. A question is
-known by its place in the file, from 0, as in ICR's outputs and ColBERT's query files.
+ICR's files hold the ColBERTv2 candidates themselves, and num_gold_docs counts supporting passages that are not among
+them. HippoRAG's hold the gold and distractor paragraphs of each question; candidates come from the corpus beside it,
+NAME_corpus.json. A question is known by its place in the file, from 0, as in ICR's outputs and ColBERT's query files.
 """
 
 from __future__ import annotations
@@ -59,25 +61,37 @@ def read_questions(path: str | Path) -> list[Question]:
     """All questions of a file; every violation names the file and the question's place."""
     rows = read_json(path)
     if not isinstance(rows, list) or not rows:
-        raise InputError(f"{path}: not a list of questions; expected objects with 'question' and 'paragraphs' or 'context'")
+        raise InputError(
+            f"{path}: not a list of questions; expected objects with 'question' and 'paragraphs' or 'context'"
+        )
     return [_question(f"{path}: question {place}", str(place), row) for place, row in enumerate(rows)]
 
 
 def read_passages(path: str | Path) -> list[Document]:
-    """HippoRAG's corpus: objects with title and text, or title -> sentences; a document is known by its place, as ColBERT counts."""
+    """HippoRAG's corpus: objects with title and text, or title -> sentences; a document is known by its place, as
+    ColBERT counts.
+    """
     rows = read_json(path)
     pairs: Iterator[tuple[Any, Any]]
     if isinstance(rows, dict):
         pairs = iter(rows.items())
     elif isinstance(rows, list):
-        pairs = ((row.get("title", ""), row.get("text", row.get("paragraph_text"))) if isinstance(row, dict) else ("", row) for row in rows)
+        pairs = (
+            (row.get("title", ""), row.get("text", row.get("paragraph_text"))) if isinstance(row, dict) else ("", row)
+            for row in rows
+        )
     else:
-        raise InputError(f"{path}: not a corpus; expected objects with 'title' and 'text', or an object of titles with their sentences")
+        raise InputError(
+            f"{path}: not a corpus; expected objects with 'title' and 'text', or an object of titles with their "
+            "sentences"
+        )
     documents = []
     for place, (title, text) in enumerate(pairs):
         body = _joined(text)
         if not isinstance(title, str) or body is None:
-            raise InputError(f"{path}: passage {place}: needs a 'title' and a 'text', found {quote(str((title, text)))}")
+            raise InputError(
+                f"{path}: passage {place}: needs a 'title' and a 'text', found {quote(str((title, text)))}"
+            )
         documents.append(Document(str(place), title, body))
     if not documents:
         raise InputError(f"{path}: no passages; the file is empty")
@@ -95,9 +109,14 @@ def read_ranking(path: Path, num_queries: int) -> dict[str, list[tuple[str, floa
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         fields = line.split("\t")
         if len(fields) not in (3, 4) or not all(re.fullmatch(r"\d{1,9}", field) for field in fields[:3]):
-            raise InputError(f"{path}:{number}: expected 'question<TAB>passage<TAB>rank[<TAB>score]' in numbers, found {quote(line)}")
+            raise InputError(
+                f"{path}:{number}: expected 'question<TAB>passage<TAB>rank[<TAB>score]' in numbers, found {quote(line)}"
+            )
         if int(fields[0]) >= num_queries:
-            raise InputError(f"{path}:{number}: question {fields[0]} is not among the {num_queries} of the file; they are counted from 0")
+            raise InputError(
+                f"{path}:{number}: question {fields[0]} is not among the {num_queries} of the file; they are "
+                "counted from 0"
+            )
         found.setdefault(str(int(fields[0])), []).append((int(fields[2]), str(int(fields[1])), -float(fields[2])))
     return {query_id: [(doc_id, score) for _, doc_id, score in sorted(rows)] for query_id, rows in found.items()}
 
@@ -110,13 +129,17 @@ def _question(where: str, query_id: str, row: Any) -> Question:
         raise InputError(f"{where}: needs a 'question', found {quote(str(text))}")
     query = " ".join(text.split())
     if isinstance(row.get("paragraphs"), list) and row["paragraphs"]:
-        paragraphs = tuple(_paragraph(f"{where}, paragraph {place}", each) for place, each in enumerate(row["paragraphs"]))
+        paragraphs = tuple(
+            _paragraph(f"{where}, paragraph {place}", each) for place, each in enumerate(row["paragraphs"])
+        )
         num_gold = row.get("num_gold_docs")
         if num_gold is not None and (type(num_gold) is not int or num_gold < 0):
             raise InputError(f"{where}: 'num_gold_docs' must be a whole number, found {quote(str(num_gold))}")
         return Question(query_id, query, paragraphs, num_gold)
     if isinstance(row.get("context"), list) and isinstance(row.get("supporting_facts"), list):
-        return Question(query_id, query, _context(where, row["context"], row["supporting_facts"]), is_matched_by_title=True)
+        return Question(
+            query_id, query, _context(where, row["context"], row["supporting_facts"]), is_matched_by_title=True
+        )
     raise InputError(f"{where}: has neither 'paragraphs' nor 'context' with 'supporting_facts'")
 
 
@@ -125,12 +148,16 @@ def _paragraph(where: str, row: Any) -> Paragraph:
         raise InputError(f"{where}: not an object, found {quote(str(row))}")
     title, text = row.get("title") or "", row.get("paragraph_text", row.get("text"))
     if not isinstance(title, str) or not isinstance(text, str):
-        raise InputError(f"{where}: needs a 'paragraph_text' (or 'text') and, if any, a 'title', found {quote(str(row))}")
+        raise InputError(
+            f"{where}: needs a 'paragraph_text' (or 'text') and, if any, a 'title', found {quote(str(row))}"
+        )
     return Paragraph(title, text, _grade(where, row))
 
 
 def _grade(where: str, row: Mapping[str, Any]) -> int | None:
-    """CoRe's lists mark positives and hard negatives and leave the others open; all other files mark every paragraph."""
+    """CoRe's lists mark positives and hard negatives and leave the others open; all other files mark every
+    paragraph.
+    """
     if "is_positive" in row or "is_negative" in row:
         return 1 if row.get("is_positive") else 0 if row.get("is_negative") else None
     label = next((row[name] for name in _LABELS if name in row), None)

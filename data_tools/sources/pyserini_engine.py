@@ -1,4 +1,5 @@
-"""Pyserini behind one function: Lucene's BM25 from a local or a prebuilt index, for those who have Java and the network.
+"""Pyserini behind one function: Lucene's BM25 from a local or a prebuilt index, for those who have Java and the
+network.
 
 Pyserini is an extra (pip install 'headrank[lucene]') and is imported in ``load_pyserini`` alone, which says in one line
 what is missing: the package, Java, or the right Java.
@@ -45,7 +46,9 @@ def load_pyserini(module: str) -> Any:
             raise InputError(
                 "engine pyserini: the package is not installed; pip install 'headrank[lucene]' or use `engine` bm25s"
             ) from error
-        raise InputError(f"engine pyserini: its dependency {error.name!r} is missing; pip install {error.name}") from error
+        raise InputError(
+            f"engine pyserini: its dependency {error.name!r} is missing; pip install {error.name}"
+        ) from error
     except Exception as error:
         raise _java_problem(error, "Java could not be started; check JAVA_HOME or use `engine` bm25s") from error
 
@@ -64,12 +67,17 @@ def _check_java() -> None:
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None or not Path(java).is_file():
         where = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is no java on the PATH"
-        raise InputError(f"engine pyserini: {where}; install Java {REQUIRED_JAVA} (or set JAVA_HOME), or use `engine` bm25s")
+        raise InputError(
+            f"engine pyserini: {where}; install Java {REQUIRED_JAVA} (or set JAVA_HOME), or use `engine` bm25s"
+        )
     answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=60)
     found = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
     if found is None or int(found[1]) < REQUIRED_JAVA:
         version = found[1] if found else "of unknown version"
-        raise InputError(f"engine pyserini: {java} is Java {version}, Pyserini needs {REQUIRED_JAVA}; set JAVA_HOME, or use `engine` bm25s")
+        raise InputError(
+            f"engine pyserini: {java} is Java {version}, Pyserini needs {REQUIRED_JAVA}; set JAVA_HOME, or use "
+            "`engine` bm25s"
+        )
 
 
 def open_index(index: str) -> Any:
@@ -83,19 +91,30 @@ def open_index(index: str) -> Any:
         raise _java_problem(error, f"`index` {index} cannot be opened") from error
     if searcher is None:
         raise InputError(
-            f"`index` {index}: not a folder, and no prebuilt index of that name could be downloaded; see Pyserini's lines above"
+            f"`index` {index}: not a folder, and no prebuilt index of that name could be downloaded; see Pyserini's "
+            "lines above"
         )
     return searcher
 
 
 def search_pyserini(
-    index: str, queries: Mapping[str, str], top_k: int, *, k1: float = K1, b: float = B, threads: int = 4, with_text: bool = True
+    index: str,
+    queries: Mapping[str, str],
+    top_k: int,
+    *,
+    k1: float = K1,
+    b: float = B,
+    threads: int = 4,
+    with_text: bool = True,
 ) -> PyseriniResult:
     """Search all queries; with ``with_text`` also fetch the stored text of every document found."""
     searcher = open_index(index)
     searcher.set_bm25(k1, b)
     hits = searcher.batch_search(list(queries.values()), list(queries), k=top_k, threads=threads)
-    run = {query_id: strictly_decreasing([(hit.docid, float(hit.score)) for hit in hits.get(query_id, [])]) for query_id in queries}
+    run = {
+        query_id: strictly_decreasing([(hit.docid, float(hit.score)) for hit in hits.get(query_id, [])])
+        for query_id in queries
+    }
     run = {query_id: ranked for query_id, ranked in run.items() if ranked}
     wanted = sorted({doc_id for ranked in run.values() for doc_id, _ in ranked}) if with_text else []
     return PyseriniResult(run, {doc_id: _stored_document(searcher, index, doc_id) for doc_id in wanted})
@@ -109,7 +128,10 @@ def _stored_document(searcher: Any, index: str, doc_id: str) -> Document:
     row = parse_object(f"index {index}, document {doc_id}", 1, raw) if raw.lstrip().startswith("{") else {"text": raw}
     text = next((row[key] for key in _TEXT_KEYS if isinstance(row.get(key), str)), None)
     if text is None:
-        raise InputError(f"`index` {index}: document {doc_id!r} has none of the fields {', '.join(_TEXT_KEYS)}: {json.dumps(row)[:80]}")
+        raise InputError(
+            f"`index` {index}: document {doc_id!r} has none of the fields {', '.join(_TEXT_KEYS)}: "
+            f"{json.dumps(row)[:80]}"
+        )
     return Document(doc_id, str(row.get("title") or ""), text)
 
 

@@ -1,10 +1,14 @@
-"""Public training sets in their own formats, read line by line: each line becomes a query with passages that are good or bad for it.
+"""Public training sets in their own formats, read line by line: each line becomes a query with passages that are good
+or bad for it.
 
-- BGE JSONL: {"query", "pos": [text], "neg": [text]}, with "pos_scores" and "neg_scores" of a teacher where they were made.
-- Tevatron JSONL, which is also RLHN's: {"query_id", "query", "positive_passages": [{"docid", "title", "text"}], "negative_passages"}.
+- BGE JSONL: {"query", "pos": [text], "neg": [text]}, with "pos_scores" and "neg_scores" of a teacher where they were
+  made.
+- Tevatron JSONL, which is also RLHN's: {"query_id", "query", "positive_passages": [{"docid", "title", "text"}],
+  "negative_passages"}.
 - MS MARCO triples, three columns: query, good and bad passage as texts, or as ids of a query file and a passage file.
 
-A mistake is an InputError that names file and line. White space in queries is collapsed: a TREC file holds a query on one line.
+A mistake is an InputError that names file and line. White space in queries is collapsed: a TREC file holds a query on
+one line.
 """
 
 from __future__ import annotations
@@ -44,7 +48,9 @@ class TrainingList:
 
 
 def format_of(path: str | Path) -> str:
-    """The format of a file, by its first line; id triples cannot be told from texts and are asked for by giving their files."""
+    """The format of a file, by its first line; id triples cannot be told from texts and are asked for by giving
+    their files.
+    """
     number, line = next(read_lines(path), (0, ""))
     if not number:
         raise InputError(f"{path}: no lists; the file is empty")
@@ -56,12 +62,14 @@ def format_of(path: str | Path) -> str:
         if "pos" in keys:
             return "bge"
         raise InputError(
-            f"{path}:{number}: neither 'pos' (BGE) nor 'positive_passages' (Tevatron, RLHN) among the fields {quote(', '.join(keys))}"
+            f"{path}:{number}: neither 'pos' (BGE) nor 'positive_passages' (Tevatron, RLHN) among the fields "
+            f"{quote(', '.join(keys))}"
         )
     if line.count("\t") == 2:
         return "triples"
     raise InputError(
-        f"{path}:{number}: neither a JSON object (BGE, Tevatron, RLHN) nor three columns (MS MARCO triples), found {quote(line)}"
+        f"{path}:{number}: neither a JSON object (BGE, Tevatron, RLHN) nor three columns (MS MARCO triples), found "
+        f"{quote(line)}"
     )
 
 
@@ -89,7 +97,10 @@ def _bge(row: dict[str, Any], place: str) -> TrainingList:
             raise InputError(f"{place}: {field!r} must be a list of texts, found {quote(str(texts))}")
         if scores is not None and (not isinstance(scores, list) or len(scores) != len(texts)):
             found = f"{len(scores)} scores" if isinstance(scores, list) else quote(str(scores))
-            raise InputError(f"{place}: '{field}_scores' must hold a number for each of the {len(texts)} texts of {field!r}, found {found}")
+            raise InputError(
+                f"{place}: '{field}_scores' must hold a number for each of the {len(texts)} texts of {field!r}, "
+                f"found {found}"
+            )
         for text, score in zip(texts, scores or [None] * len(texts), strict=True):
             if text.strip():
                 passages.append(Passage(text_id("", text), "", text, grade, _score(score, place)))
@@ -101,7 +112,9 @@ def _tevatron(row: dict[str, Any], place: str) -> TrainingList:
     for field, grade in (("positive_passages", 1), ("negative_passages", 0)):
         listed = row.get(field) or []
         if not isinstance(listed, list) or not all(isinstance(passage, dict) for passage in listed):
-            raise InputError(f"{place}: {field!r} must be a list of objects with 'docid' and 'text', found {quote(str(listed))}")
+            raise InputError(
+                f"{place}: {field!r} must be a list of objects with 'docid' and 'text', found {quote(str(listed))}"
+            )
         for passage in listed:
             title, text = passage.get("title") or "", passage.get("text")
             if not isinstance(title, str) or not isinstance(text, str):
@@ -123,7 +136,9 @@ def _triple(line: str, place: str, *, has_texts: bool) -> TrainingList:
         return TrainingList(text_id(query), query, tuple(passages), place)
     spaced = next((field for field in fields if field.split() != [field]), None)
     if spaced is not None:
-        raise InputError(f"{place}: {quote(spaced)} is not an id; leave `queries` and `passages` out for triples of texts")
+        raise InputError(
+            f"{place}: {quote(spaced)} is not an id; leave `queries` and `passages` out for triples of texts"
+        )
     return TrainingList(query, None, (Passage(good, "", None, 1), Passage(bad, "", None, 0)), place)
 
 

@@ -1,1 +1,3 @@
-"""Teachers: models that score the passages of a query, behind one small interface; each needs its own package, imported late."""
+"""Teachers: models that score the passages of a query, behind one small interface; each needs its own package,
+imported late.
+"""

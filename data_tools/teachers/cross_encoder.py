@@ -29,7 +29,9 @@ class CrossEncoderTeacher:
                 f"`teacher` {spec.name!r}: no cross-encoder can be loaded ({reason[:200]}); give a folder or a hub name"
             ) from error
         if self._model.num_labels != 1:
-            raise InputError(f"`teacher` {spec.name!r}: has {self._model.num_labels} output classes; a reranker has one")
+            raise InputError(
+                f"`teacher` {spec.name!r}: has {self._model.num_labels} output classes; a reranker has one"
+            )
         self._activation = torch.nn.Identity()  # logits: a sigmoid would flatten the margins that a student learns from
         self._batch_size, self._max_words = spec.batch_size or 16, spec.max_words
         is_folder = Path(spec.name).is_dir()
@@ -50,11 +52,17 @@ class CrossEncoderTeacher:
 
     def score_lists(self, lists: Sequence[QueryList]) -> list[np.ndarray]:
         """Raw logits of all lists in one call."""
-        pairs = [(query, passage_text(document, self._max_words)) for query, documents in lists for document in documents]
+        pairs = [
+            (query, passage_text(document, self._max_words)) for query, documents in lists for document in documents
+        ]
         if not pairs:
             return [np.empty(0) for _ in lists]
         scores = self._model.predict(
-            pairs, batch_size=self._batch_size, activation_fn=self._activation, convert_to_numpy=True, show_progress_bar=False
+            pairs,
+            batch_size=self._batch_size,
+            activation_fn=self._activation,
+            convert_to_numpy=True,
+            show_progress_bar=False,
         )
         ends = np.cumsum([len(documents) for _, documents in lists])
         return [part.astype(np.float64) for part in np.split(np.asarray(scores), ends[:-1])]

@@ -1,7 +1,8 @@
-"""A reranking endpoint that speaks Cohere's dialect: POST {model, query, documents} -> {results: [{index, relevance_score}]}.
+"""A reranking endpoint that speaks Cohere's dialect: POST {model, query, documents} -> {results: [{index,
+relevance_score}]}.
 
-Cohere, Jina, Voyage's gateway, vLLM, LiteLLM and 'headrank serve' answer it. Such scores are often squeezed into 0..1: the order
-is the teacher's, the margins are not logits.
+Cohere, Jina, Voyage's gateway, vLLM, LiteLLM and 'headrank serve' answer it. Such scores are often squeezed into 0..1:
+the order is the teacher's, the margins are not logits.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class EndpointTeacher:
         """The URL is the whole address of the reranking route."""
         if not spec.name.startswith(("http://", "https://")):
             raise InputError(
-                f"`teacher` {spec.name!r}: an endpoint begins with http:// or https:// and ends in its route, such as /v2/rerank"
+                f"`teacher` {spec.name!r}: an endpoint begins with http:// or https:// and ends in its route, such "
+                "as /v2/rerank"
             )
         if spec.api_model is None:
             raise InputError(f"`teacher` {spec.name}: which model of the endpoint? add `api_model` NAME")
@@ -63,7 +65,9 @@ class EndpointTeacher:
         except (KeyError, TypeError, ValueError, IndexError):
             raise InputError(f"{self._url}: the answer is no reranking: {json.dumps(reply)[:200]}") from None
         if np.isnan(scores).any():
-            raise InputError(f"{self._url}: scored {int((~np.isnan(scores)).sum())} of {len(texts)} passages of query {query[:60]!r}")
+            raise InputError(
+                f"{self._url}: scored {int((~np.isnan(scores)).sum())} of {len(texts)} passages of query {query[:60]!r}"
+            )
         return scores
 
 

@@ -36,5 +36,8 @@ class HeadRankTeacher:
 
     def score_lists(self, lists: Sequence[QueryList]) -> list[np.ndarray]:
         """The reranker's scores, list by list."""
-        requests = [(query, [{"title": document.title, "text": document.text} for document in documents]) for query, documents in lists]
+        requests = [
+            (query, [{"title": document.title, "text": document.text} for document in documents])
+            for query, documents in lists
+        ]
         return [np.asarray(result.scores, np.float64) for result in self._reranker.score_batch(requests)]

@@ -18,9 +18,10 @@ from headrank.errors import InputError
 class OnnxTeacher:
     """Scores pairs with an ONNX session.
 
-    A batch never holds passages of two queries. Dynamically quantised models scale activations per batch, so their scores
-    depend a little on what else is in it; this way a label depends on its own list and not on where a run was interrupted. On a
-    CPU a batch is one passage unless told otherwise: nothing is padding, and a label depends on its own pair alone.
+    A batch never holds passages of two queries. Dynamically quantised models scale activations per batch, so their
+    scores depend a little on what else is in it; this way a label depends on its own list and not on where a run was
+    interrupted. On a CPU a batch is one passage unless told otherwise: nothing is padding, and a label depends on its
+    own pair alone.
     """
 
     def __init__(self, spec: TeacherSpec) -> None:
@@ -30,14 +31,20 @@ class OnnxTeacher:
         folder = Path(spec.name)
         model = onnx_file(folder)
         if model is None or not (folder / "tokenizer.json").is_file():
-            raise InputError(f"{folder}: no ONNX cross-encoder; it needs model.onnx (or onnx/model.onnx) and tokenizer.json")
+            raise InputError(
+                f"{folder}: no ONNX cross-encoder; it needs model.onnx (or onnx/model.onnx) and tokenizer.json"
+            )
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS") or 0)
         try:
-            self._session = onnxruntime.InferenceSession(str(model), options, providers=onnxruntime.get_available_providers())
+            self._session = onnxruntime.InferenceSession(
+                str(model), options, providers=onnxruntime.get_available_providers()
+            )
             self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         except Exception as error:  # both libraries raise their own bare exceptions for files that are not theirs
-            raise InputError(f"{folder}: cannot be loaded ({str(error).splitlines()[0][:200]}); is the download complete?") from error
+            raise InputError(
+                f"{folder}: cannot be loaded ({str(error).splitlines()[0][:200]}); is the download complete?"
+            ) from error
         self._inputs = {one.name for one in self._session.get_inputs()}
         self._tokenizer.enable_truncation(spec.max_tokens)
         self._tokenizer.no_padding()
@@ -56,12 +63,17 @@ class OnnxTeacher:
         }
 
     def identity(self) -> dict[str, Any]:
-        """The model's and tokenizer's bytes, the truncation, and the batch size, on which int8 scores depend a little."""
+        """The model's and tokenizer's bytes, the truncation, and the batch size, on which int8 scores depend a
+        little.
+        """
         return self._identity
 
     def score_lists(self, lists: Sequence[QueryList]) -> list[np.ndarray]:
         """Raw logits, list by list."""
-        return [self._score(query, [passage_text(document, self._max_words) for document in documents]) for query, documents in lists]
+        return [
+            self._score(query, [passage_text(document, self._max_words) for document in documents])
+            for query, documents in lists
+        ]
 
     def _score(self, query: str, passages: Sequence[str]) -> np.ndarray:
         """Batches of similar length, so that little is padding."""
@@ -73,7 +85,8 @@ class OnnxTeacher:
             logits = self._session.run(None, self._feed([encoded[index] for index in chosen]))[0]
             if logits.size != len(chosen):
                 raise InputError(
-                    f"{self._identity['name']}: gives {logits.shape} values for {len(chosen)} pairs; a reranker gives one each"
+                    f"{self._identity['name']}: gives {logits.shape} values for {len(chosen)} pairs; a reranker "
+                    "gives one each"
                 )
             scores[chosen] = logits.reshape(-1)
         return scores

@@ -81,6 +81,8 @@ def open_teacher(spec: TeacherSpec) -> Teacher:
 
 
 def passage_text(document: Document, max_words: int | None = None) -> str:
-    """A passage as cross-encoders read it: the title on a line of its own, then the text; ``max_words`` cuts the text."""
+    """A passage as cross-encoders read it: the title on a line of its own, then the text; ``max_words`` cuts the
+    text.
+    """
     text = document.text if max_words is None else " ".join(document.text.split()[:max_words])
     return f"{document.title}\n{text}" if document.title else text

@@ -1,4 +1,6 @@
-"""The `headrank` command: one verb a file, each imported only when it is asked for, so that --help never loads torch."""
+"""The `headrank` command: one verb a file, each imported only when it is asked for, so that --help never loads
+torch.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ from headrank.log_level import log_level
 # verb -> (module in this package, one line for --help), in the order of the pipeline
 VERBS: dict[str, tuple[str, str]] = {
     "retrieve": ("retrieve", "first-stage candidates: BM25 over a corpus, as a TREC run"),
-    "import-lists": ("import_lists", "public training sets (RLHN, BGE, Tevatron, MS MARCO triples) -> a collection with labels"),
+    "import-lists": (
+        "import_lists",
+        "public training sets (RLHN, BGE, Tevatron, MS MARCO triples) -> a collection with labels",
+    ),
     "label": ("label", "a teacher's scores of the candidates, as a TREC run: labels without judgements"),
     "pairs": ("pairs", "ALPS: preference pairs of adjacent grades from a collection"),
     "select-heads": ("select_heads", "score every attention head and keep the best K"),
@@ -38,7 +43,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "experiment": ("experiment", "a study from its file: run its phases, resume, show what is done"),
     "report": ("report", "tables, figures and one page from a directory of results"),
     "view": ("view", "token-level attention of one query as a self-contained page"),
-    "doctor": ("doctor", "what is installed and used, whether model, heads and store fit, and a remedy for each problem"),
+    "doctor": (
+        "doctor",
+        "what is installed and used, whether model, heads and store fit, and a remedy for each problem",
+    ),
     "plan": ("plan", "rehearse a training job without its hardware: memory, FLOPs, traffic, time"),
 }
 
@@ -66,7 +74,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="headrank",
         description="Rerank passages from the attention of a few preference-trained heads, without decoding.",
-        epilog=f"verbs:\n{verbs}\n\n'headrank VERB --help' explains a verb. Training is 'torchrun pretrain_headrank.py --help'.",
+        epilog=f"verbs:\n{verbs}\n\n'headrank VERB --help' explains a verb. Training is 'torchrun "
+        "pretrain_headrank.py --help'.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"headrank {__version__}")
@@ -82,7 +91,9 @@ def _module_of(verb: str) -> ModuleType:
 def build_verb_parser(verb: str) -> OneLineParser:
     """The parser of one verb."""
     module = _module_of(verb)
-    parser = OneLineParser(prog=f"headrank {verb}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(
+        prog=f"headrank {verb}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     module.add_arguments(parser)
     return parser
 
@@ -94,7 +105,9 @@ def _cleaning_up_when_terminated() -> Iterator[None]:
     def unwind(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
 
-    is_ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    is_ours = (
+        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    )
     if is_ours:
         signal.signal(signal.SIGTERM, unwind)
     try:
@@ -129,7 +142,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         extra = EXTRAS.get(str(error.name).partition(".")[0])
         if extra is None:
             raise
-        print(f"headrank {chosen.verb}: needs the package {error.name!r}; run pip install 'headrank[{extra}]'", file=sys.stderr)
+        print(
+            f"headrank {chosen.verb}: needs the package {error.name!r}; run pip install 'headrank[{extra}]'",
+            file=sys.stderr,
+        )
         return 2
     except KeyboardInterrupt:
         print(f"headrank {chosen.verb}: interrupted", file=sys.stderr)

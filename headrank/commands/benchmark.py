@@ -1,10 +1,10 @@
 """The paper's fourteen benchmarks: what they are, making them ready, running methods on them.
 
-headrank benchmark list                      all of them, the paper's first-stage and HeadRank numbers, which are ready here
+headrank benchmark list                      all of them, the paper's numbers, which are ready here
 headrank benchmark list fiqa                 everything known about one: sources, quirks, all published numbers
 headrank benchmark prepare musique --from FILE.json --run ranking.tsv   HippoRAG's or ICR's file
-headrank benchmark prepare dl19 --from DIR   from a collection or BEIR folder, checked against the paper; 'ir_datasets' and
-                                             'pyserini' instead of a folder download it, where those packages are installed
+headrank benchmark prepare dl19 --from DIR   from a collection or BEIR folder, checked against the paper; instead of
+                                             a folder 'ir_datasets' and 'pyserini' download it, where installed
 headrank benchmark run ...                   a matrix of models, methods and benchmarks
 """
 
@@ -40,29 +40,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="source",
         required=True,
         metavar="SOURCE",
-        help="a collection folder, an unpacked BEIR folder, HippoRAG's or ICR's FILE.json (hotpotqa, 2wiki, musique), or one of the words "
+        help="a collection folder, an unpacked BEIR folder, HippoRAG's or ICR's FILE.json (hotpotqa, 2wiki, "
+        "musique), or one of the words "
         "ir_datasets (or ir_datasets:ID for another id of it) and pyserini",
     )
     preparing.add_argument(
-        "--run", metavar="FILE", help="candidates: a TREC run or, for a FILE.json with its FILE_corpus.json, ColBERT's ranking.tsv"
+        "--run",
+        metavar="FILE",
+        help="candidates: a TREC run or, for a FILE.json with its FILE_corpus.json, ColBERT's ranking.tsv",
     )
     preparing.add_argument(
         "--colbert",
         nargs="?",
         const="colbert-ir/colbertv2.0",
         metavar="MODEL",
-        help="make the candidates of a FILE.json with this ColBERT model (default colbert-ir/colbertv2.0; extra 'colbert')",
+        help="make the candidates of a FILE.json with this ColBERT model (default colbert-ir/colbertv2.0; extra "
+        "'colbert')",
     )
     preparing.add_argument(
-        "--remove-query", action="store_true", help="drop candidates that are the query itself (ArguAna as BEIR scores it)"
+        "--remove-query",
+        action="store_true",
+        help="drop candidates that are the query itself (ArguAna as BEIR scores it)",
     )
     preparing.add_argument("--overwrite", action="store_true", help="replace what an earlier 'prepare' made")
-    preparing.add_argument("--strict", action="store_true", help="exit with 1 when a first-stage number is not the paper's")
-    running = actions.add_parser("run", help="a matrix of models, methods and benchmarks", description=benchmark_run.__doc__)
+    preparing.add_argument(
+        "--strict", action="store_true", help="exit with 1 when a first-stage number is not the paper's"
+    )
+    running = actions.add_parser(
+        "run", help="a matrix of models, methods and benchmarks", description=benchmark_run.__doc__
+    )
     benchmark_run.add_arguments(running)
     for action in (listing, preparing, running):
         action.add_argument(
-            "--home", metavar="DIR", help="where prepared benchmarks lie (default: $HEADRANK_BENCHMARKS or the user's cache)"
+            "--home",
+            metavar="DIR",
+            help="where prepared benchmarks lie (default: $HEADRANK_BENCHMARKS or the user's cache)",
         )
 
 
@@ -100,9 +112,17 @@ def find_prepared(name: str, home: str | None = None) -> MatrixBenchmark:
     benchmark = find_benchmark(name)
     folder = benchmark_home(home)
     if not is_ready(benchmark, folder):
-        raise InputError(f"benchmark {benchmark.name!r} is not ready in {folder}; headrank benchmark prepare {benchmark.name} --from DIR")
+        raise InputError(
+            f"benchmark {benchmark.name!r} is not ready in {folder}; headrank benchmark prepare {benchmark.name} "
+            "--from DIR"
+        )
     return MatrixBenchmark(
-        benchmark.name, folder / benchmark.name, benchmark.depth, benchmark.measures, missing="skip", retriever=benchmark.retriever
+        benchmark.name,
+        folder / benchmark.name,
+        benchmark.depth,
+        benchmark.measures,
+        missing="skip",
+        retriever=benchmark.retriever,
     )
 
 
@@ -118,7 +138,10 @@ def _list(args: argparse.Namespace) -> int:
     rows = [_row(benchmark, home) for benchmark in BENCHMARKS.values()]
     header = ("name", "candidates", "measure", "queries", "first stage", "0.6B", "1.7B", "4B", "ready")
     print(to_text(Grid("", header, tuple(rows)), numbers=range(3, 8)), end="")
-    print(f"\nfirst stage and HeadRank 0.6B, 1.7B, 4B: the paper's published numbers, of the last measure. ready: in {home}")
+    print(
+        "\nfirst stage and HeadRank 0.6B, 1.7B, 4B: the paper's published numbers, of the last measure. ready: in "
+        f"{home}"
+    )
     return 0
 
 
@@ -156,7 +179,9 @@ def _details(benchmark: Benchmark, home: Path) -> str:
         "candidates": f"{benchmark.retriever} top-{benchmark.depth}",
         "measures": ", ".join(benchmark.measures),
         "queries": str(benchmark.num_queries),
-        "pyserini": f"index {benchmark.index}, topics {benchmark.topics}, qrels {benchmark.qrels}" if benchmark.index else None,
+        "pyserini": f"index {benchmark.index}, topics {benchmark.topics}, qrels {benchmark.qrels}"
+        if benchmark.index
+        else None,
         "ir_datasets": benchmark.ir_datasets,
         "source": benchmark.source or None,
         "licence": benchmark.licence,
@@ -174,7 +199,11 @@ def _details(benchmark: Benchmark, home: Path) -> str:
 
 
 def _how_to_prepare(benchmark: Benchmark) -> str:
-    known = {"FILE.json": benchmark.group == "multi-hop", "ir_datasets": benchmark.ir_datasets, "pyserini": benchmark.index}
+    known = {
+        "FILE.json": benchmark.group == "multi-hop",
+        "ir_datasets": benchmark.ir_datasets,
+        "pyserini": benchmark.index,
+    }
     sources = ["DIR", *(name for name, is_there in known.items() if is_there)]
     return f"no; headrank benchmark prepare {benchmark.name} --from {' | '.join(sources)}"
 
@@ -200,17 +229,23 @@ def _prepare(args: argparse.Namespace) -> int:
     )
     run_without, num_own = remove_query_documents(material.run)
     if args.remove_query:
-        material = dataclasses.replace(material, run=run_without, origin=f"{material.origin}, without the query's own document")
+        material = dataclasses.replace(
+            material, run=run_without, origin=f"{material.origin}, without the query's own document"
+        )
     checks = check_first_stage(benchmark, material)
     facts = write_benchmark(benchmark, material, checks, folder, overwrite=args.overwrite)
-    print(f"{folder}: {facts['queries']} queries (the paper's set has {benchmark.num_queries}), candidates from {material.origin}")
+    print(
+        f"{folder}: {facts['queries']} queries (the paper's set has {benchmark.num_queries}), candidates from "
+        f"{material.origin}"
+    )
     if facts["queries_without_candidates"]:
         print(f"{facts['queries_without_candidates']} queries have no candidates")
     if facts["shortest_list"] < benchmark.depth:
         print(f"the shortest list has {facts['shortest_list']} candidates, the paper's lists have {benchmark.depth}")
     if num_own:
         print(
-            f"{num_own} candidates {'were' if args.remove_query else 'are'} the query's own document{' and left out' * args.remove_query}"
+            f"{num_own} candidates {'were' if args.remove_query else 'are'} the query's own "
+            f"document{' and left out' * args.remove_query}"
         )
     for check in checks:
         print(_verdict(benchmark, check))
@@ -223,5 +258,9 @@ def _verdict(benchmark: Benchmark, check: Check) -> str:
         ours += f" over the queries with results ({check.over_all:.2f} over all)"
     if check.published is None:
         return f"{ours}; the paper prints none"
-    relation = "equal" if check.is_equal else f"{check.over_found - check.published:+.2f}, these are not the paper's candidates"
+    relation = (
+        "equal"
+        if check.is_equal
+        else f"{check.over_found - check.published:+.2f}, these are not the paper's candidates"
+    )
     return f"{ours}; the paper's {benchmark.retriever}: {check.published:.2f} ({relation})"

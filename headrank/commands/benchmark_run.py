@@ -1,9 +1,10 @@
 """`headrank benchmark run`: a resumable matrix of models, methods and benchmarks, one directory per cell.
 
-Each cell, or all cells that share a forward, has a process of its own, so that its peak memory is its own and a crash costs no other cell.
-A cell whose ranking and measures are still valid is skipped; one cut short goes on at the query where it stopped. The cells are split
-over processes by --shard I/N, by torchrun or by a SLURM array. Other names, several seeds of a model, variants of a method or settings
-of one benchmark: write a study file, see 'headrank experiment run' and docs/experiments.md.
+Each cell, or all cells that share a forward, has a process of its own, so that its peak memory is its own and a crash
+costs no other cell. A cell whose ranking and measures are still valid is skipped; one cut short goes on at the query
+where it stopped. The cells are split over processes by --shard I/N, by torchrun or by a SLURM array. Other names,
+several seeds of a model, variants of a method or settings of one benchmark: write a study file, see 'headrank
+experiment run' and docs/experiments.md.
 """
 
 from __future__ import annotations
@@ -23,7 +24,15 @@ from headrank.evaluation.measures import measure_name
 from headrank.experiments.cell_jobs import CellGroup, CellSettings
 from headrank.experiments.cells import METRICS, Cell, read_cell
 from headrank.experiments.display import make_display
-from headrank.experiments.matrix_plan import ORDERS, MatrixBenchmark, MatrixModel, model_name, parse_shard, plan_cells, share_forwards
+from headrank.experiments.matrix_plan import (
+    ORDERS,
+    MatrixBenchmark,
+    MatrixModel,
+    model_name,
+    parse_shard,
+    plan_cells,
+    share_forwards,
+)
 from headrank.experiments.phases import STAMPS, Phase
 from headrank.experiments.runner import Runner
 from headrank.method.prompt import LAYOUTS, QUERY_ROWS
@@ -45,7 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="directories or hub names; the last part of the path is the name in tables (default: embedded)",
     )
     what.add_argument("--name", help="another name of the model in tables, such as the paper's: Qwen3-0.6B")
-    what.add_argument("--methods", nargs="+", default=["bm25", "icr"], metavar="METHOD", help=f"{', '.join(METHODS)} (default: bm25 icr)")
+    what.add_argument(
+        "--methods",
+        nargs="+",
+        default=["bm25", "icr"],
+        metavar="METHOD",
+        help=f"{', '.join(METHODS)} (default: bm25 icr)",
+    )
     what.add_argument(
         "--benchmarks",
         nargs="+",
@@ -58,15 +73,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="heads.json files, or 'full' or 'fast' of the embedded model; each is for the method that it was selected by",
+        help="heads.json files, or 'full' or 'fast' of the embedded model; each is for the method that it was "
+        "selected by",
     )
     what.add_argument(
-        "--depths", nargs="+", type=int, default=[], metavar="N", help="candidates reranked (default: the benchmark's, else 40)"
+        "--depths",
+        nargs="+",
+        type=int,
+        default=[],
+        metavar="N",
+        help="candidates reranked (default: the benchmark's, else 40)",
     )
     what.add_argument(
-        "--orders", nargs="+", choices=ORDERS, default=["retriever"], help="document orders in the prompt (default retriever)"
+        "--orders",
+        nargs="+",
+        choices=ORDERS,
+        default=["retriever"],
+        help="document orders in the prompt (default retriever)",
     )
-    what.add_argument("--measures", nargs="+", metavar="M", help="measures, the leading one first (default: the benchmark's, else nDCG@10)")
+    what.add_argument(
+        "--measures",
+        nargs="+",
+        metavar="M",
+        help="measures, the leading one first (default: the benchmark's, else nDCG@10)",
+    )
     _add_running_arguments(parser.add_argument_group("running"))
 
 
@@ -75,27 +105,43 @@ def _add_running_arguments(how: argparse._ArgumentGroup) -> None:
     how.add_argument("--only", metavar="FILE", help="only the query ids in this file")
     how.add_argument("--jobs", type=options.positive_int, default=1, metavar="N", help="cells at a time (default 1)")
     how.add_argument("--shuffle-seed", type=options.seed, default=0, help="seed of the shuffled order (default 0)")
-    how.add_argument("--shard", metavar="I/N", help="do every N-th cell from the I-th (default: torchrun's or SLURM's own numbers)")
+    how.add_argument(
+        "--shard", metavar="I/N", help="do every N-th cell from the I-th (default: torchrun's or SLURM's own numbers)"
+    )
     how.add_argument(
         "--share-forward",
         action="store_true",
-        help="read all attention methods of a model off one forward: the same runs, much sooner, but no seconds of each method",
+        help="read all attention methods of a model off one forward: the same runs, much sooner, but no seconds of "
+        "each method",
     )
-    how.add_argument("--restart", action="store_true", help="do finished cells again, and those made with other settings")
+    how.add_argument(
+        "--restart", action="store_true", help="do finished cells again, and those made with other settings"
+    )
     how.add_argument("--dry-run", action="store_true", help="list the cells and what is done, then stop")
     how.add_argument("--device", help="cpu, cuda, cuda:1")
-    how.add_argument("--batch-size", type=options.positive_int, metavar="B", help="queries per forward (default 1; late readouts 32)")
+    how.add_argument(
+        "--batch-size", type=options.positive_int, metavar="B", help="queries per forward (default 1; late readouts 32)"
+    )
     how.add_argument("--dtype", choices=options.DTYPES, help="type of the weights (default: auto for late heads)")
     how.add_argument("--query-rows", choices=QUERY_ROWS, help="rows of I_q (default: those of the heads' prompt)")
     how.add_argument(
         "--prompt",
         choices=list(PUBLISHED_PROMPTS),
-        help="the prompt of a published method; 'icr' takes ICR's instruction for questions on the benchmarks where ICR does",
+        help="the prompt of a published method; 'icr' takes ICR's instruction for questions on the benchmarks where "
+        "ICR does",
     )
-    how.add_argument("--instruction", type=options.escaped, metavar="TEXT", help=r"the late instruction; \n is a new line")
-    how.add_argument("--document-layout", choices=LAYOUTS, help="sequential or parallel layout (default: that of the heads' prompt)")
-    how.add_argument("--max-words", type=options.positive_int, metavar="N", help="words kept of each document (default 300)")
-    how.add_argument("--store", metavar="DIR", help="a passage store of 'headrank index': headrank cells read the passages it holds")
+    how.add_argument(
+        "--instruction", type=options.escaped, metavar="TEXT", help=r"the late instruction; \n is a new line"
+    )
+    how.add_argument(
+        "--document-layout", choices=LAYOUTS, help="sequential or parallel layout (default: that of the heads' prompt)"
+    )
+    how.add_argument(
+        "--max-words", type=options.positive_int, metavar="N", help="words kept of each document (default 300)"
+    )
+    how.add_argument(
+        "--store", metavar="DIR", help="a passage store of 'headrank index': headrank cells read the passages it holds"
+    )
     how.add_argument("--api-base", metavar="URL", help="rankgpt through an OpenAI-compatible endpoint")
 
 
@@ -121,7 +167,9 @@ def run(args: argparse.Namespace, find_benchmark: Resolver | None = None) -> int
     elif not args.restart:
         _refuse_other_settings(mine)
     done = [phase for phase in phases if phase.why_stale() is None]
-    _log.info("%d cells, %d of them here; %d of %d phases already done", len(cells), _count(mine), len(done), len(phases))
+    _log.info(
+        "%d cells, %d of them here; %d of %d phases already done", len(cells), _count(mine), len(done), len(phases)
+    )
     if args.dry_run:
         for phase in phases:
             _log.info("%s: %s", phase.name, phase.why_stale() or "done")
@@ -165,7 +213,8 @@ def _refuse_other_settings(groups: Sequence[CellGroup]) -> None:
                 reason = "it has no stamp of this version"
             if reason is not None:
                 raise InputError(
-                    f"{group.output / cell.folder}: was made with other settings ({reason}); use another --output, or --restart "
+                    f"{group.output / cell.folder}: was made with other settings ({reason}); use another --output, "
+                    "or --restart "
                     "to do it again"
                 )
 
@@ -177,7 +226,10 @@ def _benchmark(text: str, args: argparse.Namespace, find_benchmark: Resolver | N
     if path.is_dir():
         return MatrixBenchmark(path.resolve().name, path, 40, measures or ("nDCG@10",))
     if find_benchmark is None or len(path.parts) > 1:
-        raise InputError(f"--benchmarks {text}: no such collection folder; check the path, or give a name of 'headrank benchmark list'")
+        raise InputError(
+            f"--benchmarks {text}: no such collection folder; check the path, or give a name of 'headrank benchmark "
+            "list'"
+        )
     found = find_benchmark(text)
     chosen = measures or tuple(map(measure_name, found.measures))
     return dataclasses.replace(found, measures=chosen)
@@ -185,12 +237,16 @@ def _benchmark(text: str, args: argparse.Namespace, find_benchmark: Resolver | N
 
 def _models(paths: Sequence[str], name: str | None) -> list[MatrixModel]:
     if name is not None and len(paths) > 1:
-        raise InputError(f"--name {name}: there are {len(paths)} models; name them in a study file, or run them one after the other")
+        raise InputError(
+            f"--name {name}: there are {len(paths)} models; name them in a study file, or run them one after the other"
+        )
     return [MatrixModel(name or model_name(path), path) for path in paths]
 
 
 def _heads(given: Sequence[str], methods: Sequence[str]) -> dict[str, str]:
-    """Method -> heads.json, by what the file says it was selected by; other selections than the baselines' are HeadRank's."""
+    """Method -> heads.json, by what the file says it was selected by; other selections than the baselines' are
+    HeadRank's.
+    """
     from headrank.method.heads import HeadSet  # imports torch
     from headrank.reranking import shipped_readouts
 
@@ -200,7 +256,10 @@ def _heads(given: Sequence[str], methods: Sequence[str]) -> dict[str, str]:
         selection = found.method.removesuffix("-ndcg")
         method = next((known.name for known in METHODS.values() if known.selection == selection), "headrank")
         if method not in methods:
-            raise InputError(f"--heads {path}: these heads are for {method}, which is not among --methods {' '.join(methods)}; add it")
+            raise InputError(
+                f"--heads {path}: these heads are for {method}, which is not among --methods {' '.join(methods)}; "
+                "add it"
+            )
         if method in heads:
             raise InputError(f"--heads {path}: {heads[method]} is for {method} too; a study file can have both as rows")
         heads[method] = path

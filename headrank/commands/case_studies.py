@@ -1,6 +1,8 @@
-"""`headrank view --case-studies`: the paper's fourteen case studies, each a page or a LaTeX table, from prepared benchmarks.
+"""`headrank view --case-studies`: the paper's fourteen case studies, each a page or a LaTeX table, from prepared
+benchmarks.
 
-A benchmark that is not prepared is left out with a line that says so. Ranks of ICR and RankGPT come from the cells of a study or matrix.
+A benchmark that is not prepared is left out with a line that says so. Ranks of ICR and RankGPT come from the cells of a
+study or matrix.
 """
 
 from __future__ import annotations
@@ -46,17 +48,29 @@ def run(args: argparse.Namespace, view: Callable[[argparse.Namespace], int]) -> 
         case = copy.copy(args)
         case.collection, case.query, case.depth = str(home / name), query_id, benchmark.depth
         case.first_stage = METHODS[benchmark.retriever].title
-        case.ranks = [f"{METHODS[method].title}={cell.path}" for method in RANKED if (cell := _cell(cells, name, method))]
+        case.ranks = [
+            f"{METHODS[method].title}={cell.path}" for method in RANKED if (cell := _cell(cells, name, method))
+        ]
         ending = "tex" if args.format == "latex" else "html"
         case.output = str(Path(args.output) / f"{name}_{query_id}.{ending}")
         written += view(case) == 0
     if not written:
-        raise InputError(f"--case-studies: none of their benchmarks is prepared in {home}; headrank benchmark prepare NAME --from ...")
+        raise InputError(
+            f"--case-studies: none of their benchmarks is prepared in {home}; headrank benchmark prepare NAME "
+            "--from ..."
+        )
     return 0
 
 
 def _cell(cells: list[Cell], benchmark: str, method: str) -> Cell | None:
-    return next((cell for cell in cells if (cell.benchmark, cell.method, cell.condition[1]) == (benchmark, method, "retriever")), None)
+    return next(
+        (
+            cell
+            for cell in cells
+            if (cell.benchmark, cell.method, cell.condition[1]) == (benchmark, method, "retriever")
+        ),
+        None,
+    )
 
 
 def _plain(text: str) -> str:

@@ -1,7 +1,9 @@
-"""`headrank select-heads --compare-paper`: the paper's selection under every reading of I_q, against the paper's head table.
+"""`headrank select-heads --compare-paper`: the paper's selection under every reading of I_q, against the paper's head
+table.
 
-The paper says "query tokens" and does not give its prompt, so which rows it averages is the first thing to find out about a Qwen3
-model: the reading that shares most heads with Table 4 is the likely one. It costs one selection per reading and no training.
+The paper says "query tokens" and does not give its prompt, so which rows it averages is the first thing to find out
+about a Qwen3 model: the reading that shares most heads with Table 4 is the likely one. It costs one selection per
+reading and no training.
 """
 
 from __future__ import annotations
@@ -44,21 +46,29 @@ def paper_model(args: argparse.Namespace) -> str:
     known = list(published_heads())
     name: str | None = model_in_paper(str(args.model)) if args.compare_paper == "auto" else args.compare_paper
     if name not in known:
-        raise InputError(f"--compare-paper: the paper lists heads of {', '.join(known)}; {args.model} names none of them, give one")
+        raise InputError(
+            f"--compare-paper: the paper lists heads of {', '.join(known)}; {args.model} names none of them, give one"
+        )
     return name
 
 
 def comparison(found: dict[str, HeadSet], model: str) -> Grid:
-    """A row per reading: heads in common with the paper's before-training list, had it counted from 0 or from 1, and their names."""
+    """A row per reading: heads in common with the paper's before-training list, had it counted from 0 or from 1, and
+    their names.
+    """
     listed = published_heads()[model]["before"]
     from_one = [(layer - 1, head - 1) for layer, head in listed]
     rows = []
     for reading, heads in found.items():
         common = [head for head in heads.heads if head in listed]
-        rows.append((reading, _share(heads, listed), _share(heads, from_one), ", ".join(map(head_name, common)) or "none"))
+        rows.append(
+            (reading, _share(heads, listed), _share(heads, from_one), ", ".join(map(head_name, common)) or "none")
+        )
     note = f"The paper's: {', '.join(map(head_name, listed))}. The reading with most heads in common is the likely one."
     headers = ("I_q", "shared with the paper's", "if it counts from 1", "in common")
-    return Grid(f"Selected heads and the paper's Table 4 ({model}, before training)", headers, tuple(rows), notes=(note,))
+    return Grid(
+        f"Selected heads and the paper's Table 4 ({model}, before training)", headers, tuple(rows), notes=(note,)
+    )
 
 
 def _share(heads: HeadSet, listed: Sequence[tuple[int, int]]) -> str:

@@ -1,7 +1,9 @@
-"""What is installed, what will be used, and whether model, heads, store and tokenizer fit together; a remedy for each problem.
+"""What is installed, what will be used, and whether model, heads, store and tokenizer fit together; a remedy for each
+problem.
 
-The first thing to run, and to send along, when something is wrong: secrets of the environment are not shown. Exit code 0 without
-a problem, 1 with one. Files are only read, nothing is downloaded and no torch is imported, unless --try or a machine's check needs it.
+The first thing to run, and to send along, when something is wrong: secrets of the environment are not shown. Exit code
+0 without a problem, 1 with one. Files are only read, nothing is downloaded and no torch is imported, unless --try or a
+machine's check needs it.
 """
 
 from __future__ import annotations
@@ -21,8 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what to look at")
     group.add_argument("--heads", metavar="FILE", help="heads.json, or 'all' (default: the model's headrank.json)")
     group.add_argument("--store", metavar="DIR", help="a passage store that this model should read; implies --try")
-    group.add_argument("--part", action="append", choices=_PARTS, help="only this part; may be given several times (default: all)")
-    group.add_argument("--try", dest="is_tried", action="store_true", help="also load the model and rank three passages")
+    group.add_argument(
+        "--part", action="append", choices=_PARTS, help="only this part; may be given several times (default: all)"
+    )
+    group.add_argument(
+        "--try", dest="is_tried", action="store_true", help="also load the model and rank three passages"
+    )
     group.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 

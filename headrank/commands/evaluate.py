@@ -1,10 +1,11 @@
-"""Measure runs against judgements: any measure of ir-measures, bootstrap intervals, paired tests with Holm's correction.
+"""Measure runs against judgements: any measure of ir-measures, bootstrap intervals, paired tests with Holm's
+correction.
 
   headrank evaluate --collection DIR --first-stage out.txt
   headrank evaluate --qrels qrels.txt BM25=run.bm25.txt icr.txt ours.txt --measures nDCG@10 R@2 R@5 RR --baseline all
 
-A RUN is a TREC run, a directory with run.txt, or NAME=PATH. Values equal trec_eval's; a judged query that a run lacks counts
-as zero (trec_eval -c) unless --missing skip.
+A RUN is a TREC run, a directory with run.txt, or NAME=PATH. Values equal trec_eval's; a judged query that a run lacks
+counts as zero (trec_eval -c) unless --missing skip.
 """
 
 from __future__ import annotations
@@ -34,30 +35,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_argument_group("judgements")
     source.add_argument("--collection", metavar="DIR", help="take qrels.txt from this collection")
     source.add_argument("--qrels", metavar="FILE", help="TREC judgements")
-    source.add_argument("--first-stage", action="store_true", help="also evaluate the collection's own run, before the others")
+    source.add_argument(
+        "--first-stage", action="store_true", help="also evaluate the collection's own run, before the others"
+    )
     source.add_argument("--only", metavar="FILE", help="evaluate only the query ids in this file")
     how = parser.add_argument_group("measuring")
     how.add_argument(
-        "--measures", nargs="+", default=list(DEFAULT_MEASURES), metavar="M", help="nDCG@10 (default), R@5, RR@10, AP, P(rel=2)@5, ..."
+        "--measures",
+        nargs="+",
+        default=list(DEFAULT_MEASURES),
+        metavar="M",
+        help="nDCG@10 (default), R@5, RR@10, AP, P(rel=2)@5, ...",
     )
     how.add_argument(
-        "--missing", choices=["zero", "skip"], default="zero", help="judged queries without results: zero (default) or left out"
+        "--missing",
+        choices=["zero", "skip"],
+        default="zero",
+        help="judged queries without results: zero (default) or left out",
     )
-    how.add_argument("--by-rank", action="store_true", help="trust the rank column; trec_eval (and the default) trusts the scores")
+    how.add_argument(
+        "--by-rank", action="store_true", help="trust the rank column; trec_eval (and the default) trusts the scores"
+    )
     tests = parser.add_argument_group("uncertainty")
     tests.add_argument(
-        "--baseline", metavar="NAME", help="run that the others are tested against (default: the first); 'all' tests every pair"
+        "--baseline",
+        metavar="NAME",
+        help="run that the others are tested against (default: the first); 'all' tests every pair",
     )
-    tests.add_argument("--test", choices=["randomisation", "t"], default="randomisation", help="paired test (default randomisation)")
+    tests.add_argument(
+        "--test", choices=["randomisation", "t"], default="randomisation", help="paired test (default randomisation)"
+    )
     tests.add_argument("--level", type=float, default=0.95, help="confidence level of the intervals (default 0.95)")
-    tests.add_argument("--resamples", type=options.positive_int, default=10_000, metavar="N", help="bootstrap resamples (default 10000)")
+    tests.add_argument(
+        "--resamples",
+        type=options.positive_int,
+        default=10_000,
+        metavar="N",
+        help="bootstrap resamples (default 10000)",
+    )
     tests.add_argument("--seed", type=options.seed, default=0, help="seed of bootstrap and randomisation (default 0)")
     out = parser.add_argument_group("output")
     out.add_argument("--format", choices=["text", "markdown", "json"], default="text", help="default text")
     out.add_argument("--output", metavar="FILE", help="write there instead of to the screen")
     out.add_argument("--per-query", action="store_true", help="also every query's value")
-    out.add_argument("--write-metrics", action="store_true", help="write metrics.json beside each run, for 'headrank report'")
-    out.add_argument("--benchmark", metavar="NAME", help="name of the collection in metrics.json (default: its folder's name)")
+    out.add_argument(
+        "--write-metrics", action="store_true", help="write metrics.json beside each run, for 'headrank report'"
+    )
+    out.add_argument(
+        "--benchmark", metavar="NAME", help="name of the collection in metrics.json (default: its folder's name)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,7 +101,9 @@ def run(args: argparse.Namespace) -> int:
     evaluations: dict[str, Evaluation] = {}
     for name, path in paths.items():
         loaded = read_run(path)
-        evaluations[name] = evaluate_run(loaded, qrels, args.measures, missing=args.missing, by_rank=args.by_rank, query_ids=only)
+        evaluations[name] = evaluate_run(
+            loaded, qrels, args.measures, missing=args.missing, by_rank=args.by_rank, query_ids=only
+        )
         _warn(name, evaluations[name], loaded)
     settings = Settings(test=args.test, level=args.level, resamples=args.resamples, seed=args.seed)
     comparison = compare(evaluations, settings, args.baseline)
@@ -121,7 +149,11 @@ def _named_runs(args: argparse.Namespace) -> dict[str, Path]:
     for name, path in given:
         # runs/a/run.txt and runs/b/run.txt are both called run; the folder's name tells them apart
         while name in named:
-            name = f"{path.resolve().parent.name}/{name}" if f"{path.resolve().parent.name}/{name}" not in named else f"{name}'"
+            name = (
+                f"{path.resolve().parent.name}/{name}"
+                if f"{path.resolve().parent.name}/{name}" not in named
+                else f"{name}'"
+            )
         named[name] = path
     return named
 
@@ -131,14 +163,20 @@ def _warn(name: str, evaluation: Evaluation, loaded: Run) -> None:
     if evaluation.num_missing:
         _log.warning("%s: %d judged queries have no results", name, evaluation.num_missing)
     if evaluation.num_unjudged:
-        _log.warning("%s: %d of its %d queries are not judged and do not count", name, evaluation.num_unjudged, len(loaded))
+        _log.warning(
+            "%s: %d of its %d queries are not judged and do not count", name, evaluation.num_unjudged, len(loaded)
+        )
     if evaluation.num_tied:
         _log.warning(
-            "%s: %d queries have equal scores; trec_eval orders those by document id (--by-rank keeps the ranks)", name, evaluation.num_tied
+            "%s: %d queries have equal scores; trec_eval orders those by document id (--by-rank keeps the ranks)",
+            name,
+            evaluation.num_tied,
         )
 
 
-def _write_metrics(args: argparse.Namespace, paths: dict[str, Path], evaluations: dict[str, Evaluation], qrels: Qrels) -> None:
+def _write_metrics(
+    args: argparse.Namespace, paths: dict[str, Path], evaluations: dict[str, Evaluation], qrels: Qrels
+) -> None:
     from headrank.experiments.metrics_file import read_facts, write_metrics
 
     benchmark = args.benchmark or Path(args.collection or Path(args.qrels).parent).resolve().name
@@ -146,7 +184,10 @@ def _write_metrics(args: argparse.Namespace, paths: dict[str, Path], evaluations
     # the second metrics.json would replace the first without a word
     folders = [path.resolve().parent for path in written.values()]
     if len(set(folders)) != len(folders):
-        raise InputError("--write-metrics: two runs share a directory, and metrics.json belongs to one; give each run its own directory")
+        raise InputError(
+            "--write-metrics: two runs share a directory, and metrics.json belongs to one; give each run its own "
+            "directory"
+        )
     for name, path in written.items():
         target = write_metrics(path, read_facts(path), evaluations[name], qrels, benchmark)
         _log.info("%s: written", target)

@@ -6,8 +6,8 @@ headrank experiment run configs/demo.yaml --set training.lr=3e-5 output=runs/oth
 headrank experiment show configs/demo.yaml                    what is done, what is stale and why, what is next, times
 headrank experiment show                                      the studies there are
 
-Ctrl-C lets trainings save a checkpoint; a second one ends them without. Every phase has its log in OUTPUT/logs. A phase asks only for the
-files that it reads itself. docs/experiments.md explains the file.
+Ctrl-C lets trainings save a checkpoint; a second one ends them without. Every phase has its log in OUTPUT/logs. A phase
+asks only for the files that it reads itself. docs/experiments.md explains the file.
 """
 
 from __future__ import annotations
@@ -35,12 +35,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     running = actions.add_parser("run", help="do the phases of a study")
     running.add_argument("study", metavar="FILE", help="the study, such as configs/demo.yaml")
     running.add_argument(
-        "--only", nargs="+", action="extend", default=[], metavar="PHASE", help="only these phases and those below: heads train cells/dl19"
+        "--only",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="PHASE",
+        help="only these phases and those below: heads train cells/dl19",
     )
-    running.add_argument("--jobs", type=options.positive_int, default=1, metavar="N", help="phases at a time (default 1)")
+    running.add_argument(
+        "--jobs", type=options.positive_int, default=1, metavar="N", help="phases at a time (default 1)"
+    )
     running.add_argument("--dry-run", action="store_true", help="print the commands of the phases, write nothing")
     showing = actions.add_parser("show", help="what is done, what is stale and why, what comes next")
-    showing.add_argument("study", nargs="?", metavar="FILE", help=f"the study; without it the studies in {STUDIES}/ are listed")
+    showing.add_argument(
+        "study", nargs="?", metavar="FILE", help=f"the study; without it the studies in {STUDIES}/ are listed"
+    )
     for action in (running, showing):
         action.add_argument(
             "--set",
@@ -51,7 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="KEY=VALUE",
             help="another value for a setting of the file: training.lr=3e-5 benchmarks.dl19.depths=[20,40]",
         )
-        action.add_argument("--output", metavar="DIR", help="another folder for everything that is made (the file's 'output')")
+        action.add_argument(
+            "--output", metavar="DIR", help="another folder for everything that is made (the file's 'output')"
+        )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -107,7 +118,9 @@ def _print_commands(phases: Sequence[Phase]) -> None:
 
 
 def _check_tensor_parallel(planned: StudyPlan) -> None:
-    """A size that does not divide the model is said now, not after the heads are selected; a model elsewhere is checked by its training."""
+    """A size that does not divide the model is said now, not after the heads are selected; a model elsewhere is
+    checked by its training.
+    """
     recipes = planned.plan.loaded.recipes.values()
     wanted = {(recipe.model, recipe.training.tensor_parallel) for recipe in recipes if recipe.training is not None}
     for model, size in sorted(wanted):

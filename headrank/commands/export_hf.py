@@ -2,10 +2,11 @@
 
 Adapters are merged into the weights; --adapter-only writes them alone, as a PEFT folder of a few megabytes.
 
-A full export takes the layers that were not trained from the base model and loads with plain AutoModelForCausalLM; --truncate
-writes only the layers that reranking reads. Both load with HeadRankReranker. The checkpoint may have been written at any
-tensor-parallel size. torchrun --nproc-per-node N -m headrank export-hf ... writes the files of a sharded model in parallel.
---exported DIR --heads FILE writes an exported model again with other heads: nothing is converted, the weights are copied.
+A full export takes the layers that were not trained from the base model and loads with plain AutoModelForCausalLM;
+--truncate writes only the layers that reranking reads. Both load with HeadRankReranker. The checkpoint may have been
+written at any tensor-parallel size. torchrun --nproc-per-node N -m headrank export-hf ... writes the files of a sharded
+model in parallel. --exported DIR --heads FILE writes an exported model again with other heads: nothing is converted,
+the weights are copied.
 """
 
 from __future__ import annotations
@@ -27,19 +28,37 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `headrank export-hf`."""
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--checkpoint", metavar="CKPT", help="checkpoint root (its latest iteration) or one iter_NNNNNNN directory")
-    source.add_argument("--exported", metavar="DIR", help="directory that export-hf wrote before; copied, with the heads of --heads")
-    parser.add_argument("--base", required=True, metavar="HF", help="the model that was trained: directory, hub name or 'embedded'")
-    parser.add_argument("--output", required=True, metavar="DIR", help="directory to write; appears only when it is complete")
-    parser.add_argument("--heads", metavar="FILE", help="heads.json (default: the heads stored with the source)")
-    parser.add_argument("--truncate", action="store_true", help="leave out every layer above the deepest head, and the output layer")
+    source.add_argument(
+        "--checkpoint", metavar="CKPT", help="checkpoint root (its latest iteration) or one iter_NNNNNNN directory"
+    )
+    source.add_argument(
+        "--exported", metavar="DIR", help="directory that export-hf wrote before; copied, with the heads of --heads"
+    )
     parser.add_argument(
-        "--adapter-only", action="store_true", help="write the trained adapter as a PEFT folder, without the base's weights"
+        "--base", required=True, metavar="HF", help="the model that was trained: directory, hub name or 'embedded'"
+    )
+    parser.add_argument(
+        "--output", required=True, metavar="DIR", help="directory to write; appears only when it is complete"
+    )
+    parser.add_argument("--heads", metavar="FILE", help="heads.json (default: the heads stored with the source)")
+    parser.add_argument(
+        "--truncate", action="store_true", help="leave out every layer above the deepest head, and the output layer"
+    )
+    parser.add_argument(
+        "--adapter-only",
+        action="store_true",
+        help="write the trained adapter as a PEFT folder, without the base's weights",
     )
     parser.add_argument("--max-shard-size", metavar="SIZE", help="largest safetensors file (default 5GB)")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="type of the weights (default: the base model's)")
-    parser.add_argument("--name", metavar="REPO", help="name in the model card, such as org/model (default: the output's name)")
-    parser.add_argument("--base-name", metavar="REPO", help="name of the base model in the model card (default: from --base)")
+    parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16", "float16"], help="type of the weights (default: the base model's)"
+    )
+    parser.add_argument(
+        "--name", metavar="REPO", help="name in the model card, such as org/model (default: the output's name)"
+    )
+    parser.add_argument(
+        "--base-name", metavar="REPO", help="name of the base model in the model card (default: from --base)"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing output directory")
 
 
@@ -55,7 +74,9 @@ def run(args: argparse.Namespace) -> int:
         return _replace_heads(args, heads, Path(source))
     if args.adapter_only and (args.truncate or args.max_shard_size):
         flag = "--truncate" if args.truncate else "--max-shard-size"
-        raise InputError(f"--adapter-only writes no weights of the base, so {flag} has no meaning with it; leave one out")
+        raise InputError(
+            f"--adapter-only writes no weights of the base, so {flag} has no meaning with it; leave one out"
+        )
     import torch
 
     from megatron_patches import device
@@ -96,7 +117,9 @@ def _replace_heads(args: argparse.Namespace, heads: HeadSet | None, base: Path) 
         ("--max-shard-size", args.max_shard_size),
     ):
         if value:
-            raise InputError(f"--exported copies the weights as they are, so {flag} has no meaning with it; give --checkpoint")
+            raise InputError(
+                f"--exported copies the weights as they are, so {flag} has no meaning with it; give --checkpoint"
+            )
     if int(os.environ.get("RANK", "0")) == 0:
         output = Path(args.output)
         used = replace_heads(

@@ -1,12 +1,13 @@
-"""Fit the curve from a score to the chance that a passage is relevant, on judged lists; 'headrank serve' answers with it.
+"""Fit the curve from a score to the chance that a passage is relevant, on judged lists; 'headrank serve' answers with
+it.
 
   headrank rerank --collection DIR --model M --output run.txt --scores scores.jsonl
   headrank fit-relevance --scores scores.jsonl --qrels DIR/qrels.txt --output relevance.json
 
-The curve is written to --output, or with --model DIR into that model's headrank.json, where 'headrank serve' finds it. No model is
-read: the scores must be those of its own heads. The curve never changes an order: it gives thresholds a meaning. Candidates that
-nobody judged are left out unless --unjudged-as-other. The printed numbers come from five folds of queries, each judged by a curve
-that has not seen its queries.
+The curve is written to --output, or with --model DIR into that model's headrank.json, where 'headrank serve' finds it.
+No model is read: the scores must be those of its own heads. The curve never changes an order: it gives thresholds a
+meaning. Candidates that nobody judged are left out unless --unjudged-as-other. The printed numbers come from five folds
+of queries, each judged by a curve that has not seen its queries.
 """
 
 from __future__ import annotations
@@ -31,8 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `headrank fit-relevance`."""
     parser.add_argument("--scores", metavar="FILE", required=True, help="scores.jsonl of 'headrank rerank --scores'")
     parser.add_argument("--qrels", metavar="FILE", required=True, help="TREC judgements")
-    parser.add_argument("--relevant-from", type=int, default=1, metavar="G", help="lowest grade that is relevant (default 1; TREC DL: 2)")
-    parser.add_argument("--unjudged-as-other", action="store_true", help="count candidates that nobody judged as not relevant")
+    parser.add_argument(
+        "--relevant-from",
+        type=int,
+        default=1,
+        metavar="G",
+        help="lowest grade that is relevant (default 1; TREC DL: 2)",
+    )
+    parser.add_argument(
+        "--unjudged-as-other", action="store_true", help="count candidates that nobody judged as not relevant"
+    )
     parser.add_argument(
         "--kind",
         choices=("platt", "isotonic"),
@@ -68,11 +77,19 @@ def run(args: argparse.Namespace) -> int:
                 labels.append(grade is not None and grade >= args.relevant_from)
                 queries.append(number)
     if len(set(queries)) < _FOLDS:
-        raise InputError(f"{args.scores}: {len(set(queries))} of its queries are judged in {args.qrels}; at least {_FOLDS} are needed")
+        raise InputError(
+            f"{args.scores}: {len(set(queries))} of its queries are judged in {args.qrels}; at least {_FOLDS} are "
+            "needed"
+        )
     fit = fit_platt if args.kind == "platt" else fit_isotonic
     s, y, q = np.array(scores), np.array(labels), np.array(queries)
     unseen = unseen_relevance(fit, s, y, q, np.random.default_rng(args.seed))
-    facts: dict[str, Any] = {"queries": len(set(queries)), "judged": len(s), "relevant": int(y.sum()), "relevant_from": args.relevant_from}
+    facts: dict[str, Any] = {
+        "queries": len(set(queries)),
+        "judged": len(s),
+        "relevant": int(y.sum()),
+        "relevant_from": args.relevant_from,
+    }
     facts |= {"unjudged_as_other": args.unjudged_as_other, "folds": _FOLDS, "unseen": quality(unseen, y)}
     curve = dataclasses.replace(fit(s, y), fit=facts)
     if args.output is not None:
@@ -83,7 +100,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def unseen_relevance(fit: Any, scores: np.ndarray, labels: np.ndarray, queries: np.ndarray, random: np.random.Generator) -> np.ndarray:
+def unseen_relevance(
+    fit: Any, scores: np.ndarray, labels: np.ndarray, queries: np.ndarray, random: np.random.Generator
+) -> np.ndarray:
     """The relevance of each candidate by a curve fitted without its fold of queries."""
     import numpy as np
 
@@ -100,7 +119,9 @@ def summary(output: str, curve: RelevanceCurve) -> str:
     fit = curve.fit
     unseen = fit["unseen"]
     return (
-        f"{output}: {curve.kind} on {fit['judged']} judged candidates of {fit['queries']} queries, {fit['relevant']} relevant; unseen "
-        f"queries: AUC {unseen['auc']:.3f}, Brier {unseen['brier']:.3f} (base rate {unseen['brier_of_base_rate']:.3f}), "
+        f"{output}: {curve.kind} on {fit['judged']} judged candidates of {fit['queries']} queries, "
+        f"{fit['relevant']} relevant; unseen "
+        f"queries: AUC {unseen['auc']:.3f}, Brier {unseen['brier']:.3f} (base rate "
+        f"{unseen['brier_of_base_rate']:.3f}), "
         f"calibration error {unseen['calibration_error']:.3f}"
     )

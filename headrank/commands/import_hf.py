@@ -1,9 +1,9 @@
 """Convert a Hugging Face model (Qwen3, Llama type, Qwen2) into a Megatron checkpoint, bit for bit.
 
-Writes OUTPUT/release in torch_dist format, which loads at any tensor-parallel size. One process needs memory for one copy
-of the weights; torchrun --nproc-per-node N -m headrank import-hf ... divides them over N. --adapter DIR adds a PEFT adapter of that
-model (plain LoRA), so that a training of adapters goes on from it: pretrain_headrank.py --pretrained-checkpoint OUTPUT
---headrank-lora-rank ...; the flags are printed.
+Writes OUTPUT/release in torch_dist format, which loads at any tensor-parallel size. One process needs memory for one
+copy of the weights; torchrun --nproc-per-node N -m headrank import-hf ... divides them over N. --adapter DIR adds a
+PEFT adapter of that model (plain LoRA), so that a training of adapters goes on from it: pretrain_headrank.py
+--pretrained-checkpoint OUTPUT --headrank-lora-rank ...; the flags are printed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ from headrank.commands import options
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `headrank import-hf`."""
-    parser.add_argument("--hf", required=True, metavar="DIR", help="Hugging Face directory or hub name; 'embedded' is the default model")
+    parser.add_argument(
+        "--hf", required=True, metavar="DIR", help="Hugging Face directory or hub name; 'embedded' is the default model"
+    )
     parser.add_argument("--adapter", metavar="DIR", help="PEFT adapter to go on training, kept beside the weights")
-    parser.add_argument("--output", required=True, metavar="CKPT", help="checkpoint root to write (release/ and the tracker file)")
+    parser.add_argument(
+        "--output", required=True, metavar="CKPT", help="checkpoint root to write (release/ and the tracker file)"
+    )
     parser.add_argument(
         "--tensor-model-parallel-size",
         type=options.positive_int,

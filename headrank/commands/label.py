@@ -1,7 +1,9 @@
-"""Label a collection's candidates with a teacher: a TREC run with its raw scores, and RUN.json, which says how it was made.
+"""Label a collection's candidates with a teacher: a TREC run with its raw scores, and RUN.json, which says how it was
+made.
 
-The teacher is a sentence-transformers CrossEncoder (folder or hub name), an ONNX folder, a Cohere-compatible endpoint (URL), or another
-HeadRank model. A stopped or killed run goes on where it stopped. 'headrank pairs --labels RUN' makes training lists of it.
+The teacher is a sentence-transformers CrossEncoder (folder or hub name), an ONNX folder, a Cohere-compatible endpoint
+(URL), or another HeadRank model. A stopped or killed run goes on where it stopped. 'headrank pairs --labels RUN' makes
+training lists of it.
 """
 
 from __future__ import annotations
@@ -32,30 +34,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_collection_arguments(parser)
     group = parser.add_argument_group("teacher")
     group.add_argument("--teacher", metavar="T", required=True, help="a folder, a hub name, a URL, or 'embedded'")
-    group.add_argument("--teacher-kind", choices=("auto", *KINDS), default="auto", help="default: what the name and the folder's files say")
     group.add_argument(
-        "--max-tokens", type=options.positive_int, default=320, metavar="N", help="of query and passage together (default 320)"
+        "--teacher-kind",
+        choices=("auto", *KINDS),
+        default="auto",
+        help="default: what the name and the folder's files say",
     )
-    group.add_argument("--max-words", type=options.positive_int, metavar="N", help="words kept of each passage (default: all)")
     group.add_argument(
-        "--batch-size", type=options.positive_int, metavar="B", help="passages per forward (default 16; 1 for an ONNX folder on a CPU)"
+        "--max-tokens",
+        type=options.positive_int,
+        default=320,
+        metavar="N",
+        help="of query and passage together (default 320)",
     )
-    group.add_argument("--device", help="cpu, cuda, cuda:1 (default: cuda where there is one); onnxruntime chooses for itself")
+    group.add_argument(
+        "--max-words", type=options.positive_int, metavar="N", help="words kept of each passage (default: all)"
+    )
+    group.add_argument(
+        "--batch-size",
+        type=options.positive_int,
+        metavar="B",
+        help="passages per forward (default 16; 1 for an ONNX folder on a CPU)",
+    )
+    group.add_argument(
+        "--device", help="cpu, cuda, cuda:1 (default: cuda where there is one); onnxruntime chooses for itself"
+    )
     group.add_argument("--heads", metavar="FILE", help="of a HeadRank teacher (default: its headrank.json)")
     group.add_argument("--api-model", metavar="NAME", help="which model of the endpoint")
-    group.add_argument("--api-key-file", metavar="FILE", help=f"a file whose first line is the endpoint's key (default: {KEY_VARIABLE})")
+    group.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help=f"a file whose first line is the endpoint's key (default: {KEY_VARIABLE})",
+    )
     labels = parser.add_argument_group("labels")
-    labels.add_argument("--output", metavar="RUN", required=True, help="TREC run to write, such as labels/web.minilm.trec")
+    labels.add_argument(
+        "--output", metavar="RUN", required=True, help="TREC run to write, such as labels/web.minilm.trec"
+    )
     labels.add_argument(
         "--ranks",
         type=_ranks,
         default=_ranks(DEFAULT_RANKS),
         metavar="R,R-R,...",
-        help=f"the retriever's ranks that are labelled (default {DEFAULT_RANKS}); 1-10,12,15,18,22,29,37 covers 40 with 16",
+        help=f"the retriever's ranks that are labelled (default {DEFAULT_RANKS}); 1-10,12,15,18,22,29,37 covers 40 "
+        "with 16",
     )
     labels.add_argument("--only", metavar="FILE", help="label only the query ids in this file")
-    labels.add_argument("--seed", type=options.seed, default=0, metavar="N", help="of the order in which queries are taken (default 0)")
-    labels.add_argument("--max-minutes", type=float, metavar="M", help="stop after M minutes and write what is there; run again to go on")
+    labels.add_argument(
+        "--seed", type=options.seed, default=0, metavar="N", help="of the order in which queries are taken (default 0)"
+    )
+    labels.add_argument(
+        "--max-minutes",
+        type=float,
+        metavar="M",
+        help="stop after M minutes and write what is there; run again to go on",
+    )
     labels.add_argument("--tag", help="run tag (default: the teacher's name)")
     labels.add_argument("--restart", action="store_true", help="forget what is there and label all again")
 
@@ -123,7 +155,9 @@ def _spec(args: argparse.Namespace) -> TeacherSpec:
 
 
 def _key(path: str | None) -> str | None:
-    """The endpoint's key, from a file or the environment: on the command line every user of the machine could read it."""
+    """The endpoint's key, from a file or the environment: on the command line every user of the machine could read
+    it.
+    """
     if path is None:
         return os.environ.get(KEY_VARIABLE) or None
     first = next(read_lines(path), None)
@@ -159,7 +193,9 @@ class _Bar:
         from tqdm import tqdm
 
         if self._bar is None:
-            self._bar = tqdm(total=self._total, initial=self._done, desc="label", unit="query", dynamic_ncols=True, mininterval=0.5)
+            self._bar = tqdm(
+                total=self._total, initial=self._done, desc="label", unit="query", dynamic_ncols=True, mininterval=0.5
+            )
             self._bar.start_t -= time.monotonic() - self._started  # the first labels count in the rate
         self._bar.update(more)
 

@@ -15,7 +15,15 @@ from headrank.method.prompt import LAYOUTS, ORDERS, QUERY_ROWS, PromptTemplate
 from headrank.method.published_prompts import PUBLISHED_PROMPTS, published_prompt
 
 Item = TypeVar("Item")
-_PROMPT_SWITCHES = ("query_rows", "order", "max_words", "document_layout", "instruction", "document_label", "label_in_span")
+_PROMPT_SWITCHES = (
+    "query_rows",
+    "order",
+    "max_words",
+    "document_layout",
+    "instruction",
+    "document_label",
+    "label_in_span",
+)
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 
@@ -24,7 +32,10 @@ def add_collection_arguments(parser: argparse.ArgumentParser, *, required: bool 
     """--collection DIR, or the single files."""
     group = parser.add_argument_group("collection")
     group.add_argument(
-        "--collection", metavar="DIR", required=False, help="a folder with queries.tsv, corpus.jsonl[.gz], qrels.txt, run.bm25.txt"
+        "--collection",
+        metavar="DIR",
+        required=False,
+        help="a folder with queries.tsv, corpus.jsonl[.gz], qrels.txt, run.bm25.txt",
     )
     group.add_argument("--queries", metavar="FILE", help="queries (id, tab, text) instead of the collection's")
     group.add_argument("--corpus", metavar="FILE", help="corpus.jsonl or .jsonl.gz instead of the collection's")
@@ -41,12 +52,15 @@ def open_collection(args: argparse.Namespace) -> Collection:
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """--model, --device, --dtype, --threads."""
     group = parser.add_argument_group("model")
-    group.add_argument("--model", metavar="M", default="embedded", help="'embedded' (default), a Hugging Face directory or hub name")
+    group.add_argument(
+        "--model", metavar="M", default="embedded", help="'embedded' (default), a Hugging Face directory or hub name"
+    )
     group.add_argument("--device", default=None, help="cpu, cuda, cuda:1, mps (default: cuda where there is one)")
     group.add_argument(
         "--dtype",
         choices=DTYPES,
-        help="auto: the fastest here; int8: integer weights (CPU only). Default: auto for late heads, else float32 on CPU, bfloat16 on GPU",
+        help="auto: the fastest here; int8: integer weights (CPU only). Default: auto for late heads, else float32 "
+        "on CPU, bfloat16 on GPU",
     )
     add_threads_argument(group)
 
@@ -68,14 +82,18 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
     group.add_argument(
         "--query-rows",
         choices=QUERY_ROWS,
-        help="rows of I_q: the query's own tokens, these and the chat suffix, instruction through suffix (ICR's), instruction through "
+        help="rows of I_q: the query's own tokens, these and the chat suffix, instruction through suffix (ICR's), "
+        "instruction through "
         "query, or the same and the next token (CoRe's)",
     )
-    group.add_argument("--order", choices=ORDERS, help="document order in the prompt: retriever (best first) or reversed (best last)")
+    group.add_argument(
+        "--order", choices=ORDERS, help="document order in the prompt: retriever (best first) or reversed (best last)"
+    )
     group.add_argument(
         "--document-layout",
         choices=LAYOUTS,
-        help="sequential: each document reads those before it (default); parallel: each reads the opening and itself, so that scores do "
+        help="sequential: each document reads those before it (default); parallel: each reads the opening and "
+        "itself, so that scores do "
         "not depend on candidate order; "
         "late: a score depends on the query and one passage alone (heads with a log-mass readout)",
     )
@@ -97,7 +115,9 @@ def add_published_prompt_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="TEXT",
         help=r"the late instruction, everything between documents and query; \n is a new line",
     )
-    group.add_argument("--document-label", metavar="TEXT", help='what stands before a document, {} is its number (default "[{}] ")')
+    group.add_argument(
+        "--document-label", metavar="TEXT", help='what stands before a document, {} is its number (default "[{}] ")'
+    )
     group.add_argument(
         "--label-in-span",
         action=argparse.BooleanOptionalAction,
@@ -108,8 +128,12 @@ def add_published_prompt_arguments(group: argparse._ArgumentGroup) -> None:
 
 def add_store_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """--store, --store-add."""
-    parser.add_argument("--store", metavar="DIR", help="late heads: passages that 'headrank index' put there are read, not computed")
-    parser.add_argument("--store-add", action="store_true", help="add the passages that the store lacks and that had to be computed")
+    parser.add_argument(
+        "--store", metavar="DIR", help="late heads: passages that 'headrank index' put there are read, not computed"
+    )
+    parser.add_argument(
+        "--store-add", action="store_true", help="add the passages that the store lacks and that had to be computed"
+    )
     parser.add_argument(
         "--key-cache-mb",
         type=int,
@@ -126,9 +150,15 @@ def add_ray_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         nargs="?",
         const="",
-        help="on a Ray cluster, a process for each GPU or core; without an address that of RAY_ADDRESS, or one of this machine's cores",
+        help="on a Ray cluster, a process for each GPU or core; without an address that of RAY_ADDRESS, or one of "
+        "this machine's cores",
     )
-    group.add_argument("--ray-workers", type=positive_int, metavar="N", help="processes on the cluster (default: its GPUs, or its cores)")
+    group.add_argument(
+        "--ray-workers",
+        type=positive_int,
+        metavar="N",
+        help="processes on the cluster (default: its GPUs, or its cores)",
+    )
 
 
 def check_ray_arguments(args: argparse.Namespace) -> None:
@@ -147,7 +177,9 @@ def prompt_of(source: str) -> PromptTemplate:
     if not Path(source).is_dir():
         return HeadSet.load(source).prompt
     if not (Path(source) / "headrank.json").is_file():
-        raise InputError(f"--prompt-of {source}: no headrank.json there; give a heads.json or a model of 'headrank export-hf'")
+        raise InputError(
+            f"--prompt-of {source}: no headrank.json there; give a heads.json or a model of 'headrank export-hf'"
+        )
     return choose_heads(source, None).prompt
 
 
@@ -185,8 +217,12 @@ def seed(text: str) -> int:
     return int(text)
 
 
-def progress(items: Iterable[Item], *, total: int | None = None, description: str = "", unit: str = "it") -> Generator[Item, None, None]:
-    """A progress bar on stderr with rate and remaining time, from the first item on: no error message is glued to an empty bar."""
+def progress(
+    items: Iterable[Item], *, total: int | None = None, description: str = "", unit: str = "it"
+) -> Generator[Item, None, None]:
+    """A progress bar on stderr with rate and remaining time, from the first item on: no error message is glued to an
+    empty bar.
+    """
     from tqdm import tqdm
 
     yield from tqdm(items, total=total, desc=description, unit=unit, dynamic_ncols=True, mininterval=0.5)

@@ -1,8 +1,8 @@
 """ALPS: preference pairs of adjacent grades (3 over 2, 2 over 1, 1 over 0) from judged candidates.
 
-Writes contexts.jsonl (one candidate list per line), pairs.jsonl (one preference per line) and pairs.summary.json (settings
-and counts) to --output and prints the table of what was found. The same input and seed give the same bytes. With --show N
-it prints the N-th context of an existing --output as a person would read it.
+Writes contexts.jsonl (one candidate list per line), pairs.jsonl (one preference per line) and pairs.summary.json
+(settings and counts) to --output and prints the table of what was found. The same input and seed give the same bytes.
+With --show N it prints the N-th context of an existing --output as a person would read it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="DIR", required=True, help="folder for contexts.jsonl and pairs.jsonl")
     _add_input_arguments(parser)
     group = parser.add_argument_group("pairs")
-    group.add_argument("--depth", type=positive_int, default=100, metavar="N", help="candidates used per query (default 100, the paper's)")
     group.add_argument(
-        "--unjudged-as-zero", action="store_true", help="treat candidates without a judgement as grade 0 (default: ignore them)"
+        "--depth",
+        type=positive_int,
+        default=100,
+        metavar="N",
+        help="candidates used per query (default 100, the paper's)",
+    )
+    group.add_argument(
+        "--unjudged-as-zero",
+        action="store_true",
+        help="treat candidates without a judgement as grade 0 (default: ignore them)",
     )
     group.add_argument(
         "--judged-only",
@@ -37,29 +45,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="leave candidates without a judgement out of the contexts: shorter lists, more pairs per token",
     )
     group.add_argument(
-        "--max-pairs-per-query", type=positive_int, metavar="N", help="keep at most N pairs per context, balanced over grade levels"
+        "--max-pairs-per-query",
+        type=positive_int,
+        metavar="N",
+        help="keep at most N pairs per context, balanced over grade levels",
     )
-    group.add_argument("--random-pairs", action="store_true", help="the ablation: as many pairs, drawn from all with different grades")
+    group.add_argument(
+        "--random-pairs", action="store_true", help="the ablation: as many pairs, drawn from all with different grades"
+    )
     group.add_argument("--seed", type=int, default=0, help="seed of everything drawn at random (default 0)")
-    group.add_argument("--compare-paper", action="store_true", help="say how far the counts are from the paper's training set")
+    group.add_argument(
+        "--compare-paper", action="store_true", help="say how far the counts are from the paper's training set"
+    )
     _add_list_arguments(parser.add_argument_group("lists"))
     shown = parser.add_argument_group("showing a sample")
-    shown.add_argument("--show", type=int, metavar="N", help="print context N (from 0) of --output instead of building anything")
-    shown.add_argument("--model", metavar="M", default="embedded", help="with --show: whose tokenizer counts the tokens")
-    shown.add_argument("--words", type=positive_int, default=40, metavar="N", help="with --show: words shown of each document (default 40)")
+    shown.add_argument(
+        "--show", type=int, metavar="N", help="print context N (from 0) of --output instead of building anything"
+    )
+    shown.add_argument(
+        "--model", metavar="M", default="embedded", help="with --show: whose tokenizer counts the tokens"
+    )
+    shown.add_argument(
+        "--words",
+        type=positive_int,
+        default=40,
+        metavar="N",
+        help="with --show: words shown of each document (default 40)",
+    )
     add_prompt_arguments(parser)
 
 
 def _add_list_arguments(group: argparse._ArgumentGroup) -> None:
     """What the lists of a query are: all its candidates, sub-lists, shortened passages."""
     group.add_argument(
-        "--sublists", type=int, default=0, metavar="N", help="N random sub-lists of each query's candidates instead of the whole list"
+        "--sublists",
+        type=int,
+        default=0,
+        metavar="N",
+        help="N random sub-lists of each query's candidates instead of the whole list",
     )
     group.add_argument(
         "--sublist-size",
         type=_size_range,
         metavar="M[-N]",
-        help="documents of a sub-list (default 20); 8-24 draws a length for each, so that no place in the prompt is always the last",
+        help="documents of a sub-list (default 20); 8-24 draws a length for each, so that no place in the prompt is "
+        "always the last",
     )
     group.add_argument(
         "--list-words",
@@ -67,7 +97,8 @@ def _add_list_arguments(group: argparse._ArgumentGroup) -> None:
         nargs="+",
         default=[],
         metavar="N",
-        help="cut the passages of each list to one of these numbers of words, drawn per query (default: whole passages, of which training "
+        help="cut the passages of each list to one of these numbers of words, drawn per query (default: whole "
+        "passages, of which training "
         "keeps the prompt's --max-words): shorter ones train faster, mixed ones keep scores right at any length",
     )
     group.add_argument("--keep-full-list", action="store_true", help="with --sublists: the whole list as well")
@@ -82,7 +113,10 @@ def _size_range(text: str) -> tuple[int, int]:
 def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("collections")
     group.add_argument(
-        "--collection", metavar="DIR", action="append", help="queries.tsv, corpus.jsonl[.gz], qrels.txt, run.bm25.txt; may be given again"
+        "--collection",
+        metavar="DIR",
+        action="append",
+        help="queries.tsv, corpus.jsonl[.gz], qrels.txt, run.bm25.txt; may be given again",
     )
     group.add_argument("--queries", metavar="FILE", help="with at most one collection: these queries")
     group.add_argument("--corpus", metavar="FILE", help="with at most one collection: this corpus")
@@ -122,14 +156,16 @@ def _add_label_arguments(parser: argparse.ArgumentParser) -> None:
         "--qrels-with-labels",
         choices=QRELS_MODES,
         default="ignore",
-        help="what judgements add to the teacher: nothing (default); keep the grades of judged documents; or positives: documents judged "
+        help="what judgements add to the teacher: nothing (default); keep the grades of judged documents; or "
+        "positives: documents judged "
         "relevant get the top grade",
     )
     group.add_argument(
         "--sublists-by",
         choices=SUBLISTS_BY,
         default="chance",
-        help="how sub-lists are drawn: by chance with an adjacent pair in each (default), or one document from each stratum of the "
+        help="how sub-lists are drawn: by chance with an adjacent pair in each (default), or one document from each "
+        "stratum of the "
         "teacher's order, as the late layout wants it: --sublists 1 --sublist-size 8 --sublists-by score",
     )
 
@@ -149,7 +185,9 @@ def run(args: argparse.Namespace) -> int:
     collections = _collections(args)
     grades = GradeSettings(qrels=args.qrels_with_labels)
     if given := args.label_quantiles or args.label_thresholds:
-        grades = GradeSettings("quantiles" if args.label_quantiles else "thresholds", tuple(given), args.qrels_with_labels)
+        grades = GradeSettings(
+            "quantiles" if args.label_quantiles else "thresholds", tuple(given), args.qrels_with_labels
+        )
     settings = PairSettings(
         depth=args.depth,
         unjudged_as_zero=args.unjudged_as_zero,
@@ -234,7 +272,8 @@ def _compared_with_paper(counts: list[PairCounts]) -> str:
     pairs = sum(count.pairs for count in counts)
     return (
         f"the paper: {TRAINING_QUERIES} queries, about {TRAINING_PAIRS:,} pairs; "
-        f"here: {queries} queries ({queries - TRAINING_QUERIES:+d}), {pairs:,} pairs ({100 * (pairs / TRAINING_PAIRS - 1):+.1f} %)"
+        f"here: {queries} queries ({queries - TRAINING_QUERIES:+d}), {pairs:,} pairs "
+        f"({100 * (pairs / TRAINING_PAIRS - 1):+.1f} %)"
     )
 
 

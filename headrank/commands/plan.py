@@ -1,9 +1,10 @@
 """Rehearse a training job without its hardware.
 
 The exact job - real model, loss, DDP and optimizer - runs one step on fake tensors in a fake process group of the real
-size, and what it would need is printed per GPU: memory, FLOPs, traffic by collective, the least time a step can
-take, hours, and whether it fits. The paper's literal recipe stands beside ours. Nothing is allocated and nothing is downloaded.
-Our column builds every layer; the paper's, and what the limits need, extend a few of them, which are all alike.
+size, and what it would need is printed per GPU: memory, FLOPs, traffic by collective, the least time a step can take,
+hours, and whether it fits. The paper's literal recipe stands beside ours. Nothing is allocated and nothing is
+downloaded. Our column builds every layer; the paper's, and what the limits need, extend a few of them, which are all
+alike.
 
   headrank plan --model Qwen3-4B --tensor-model-parallel-size 8 --nodes 1 --gpu h20
   headrank plan --model Qwen3-32B --nodes 128 --gpu h100 --global-batch-size 1024 --queries 1000000 --pairs 430000000
@@ -50,14 +51,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_count(job, "--nodes", 1, "default 1")
     _add_count(job, "--gpus-per-node", 8, "default 8")
     _add_count(job, "--micro-batch-size", 1, "contexts per forward pass (default 1)")
-    _add_count(job, "--global-batch-size", None, f"contexts per step (default {PAPER_BATCH}, or the next number that the ranks can share)")
+    _add_count(
+        job,
+        "--global-batch-size",
+        None,
+        f"contexts per step (default {PAPER_BATCH}, or the next number that the ranks can share)",
+    )
     _add_count(job, "--pairs-per-context", 16, "pairs that share a forward (default 16)")
     job.add_argument("--recompute-granularity", choices=["full"], help="recompute whole layers in the backward pass")
-    job.add_argument("--sequence-parallel", action="store_true", help="split what lies between layers over the tensor-parallel ranks")
-    _add_count(job, "--lora-rank", None, "train adapters of this rank; the base model is frozen (default: all weights are trained)")
+    job.add_argument(
+        "--sequence-parallel", action="store_true", help="split what lies between layers over the tensor-parallel ranks"
+    )
+    _add_count(
+        job,
+        "--lora-rank",
+        None,
+        "train adapters of this rank; the base model is frozen (default: all weights are trained)",
+    )
     job.add_argument("--fp32", action="store_true", help="float32 instead of bfloat16")
-    heads = parser.add_argument_group("core heads (default: the paper's for its three models, else eight up to 70% of the depth)")
-    heads.add_argument("--heads", metavar="FILE", help="heads.json; a readout of the late layout plans its training on a teacher's labels")
+    heads = parser.add_argument_group(
+        "core heads (default: the paper's for its three models, else eight up to 70% of the depth)"
+    )
+    heads.add_argument(
+        "--heads",
+        metavar="FILE",
+        help="heads.json; a readout of the late layout plans its training on a teacher's labels",
+    )
     heads.add_argument("--l-max", type=int, metavar="N", help="deepest core layer, from 0")
     _add_count(heads, "--num-core-heads", 8, "default 8")
     data = parser.add_argument_group("data")
@@ -66,12 +85,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_count(data, "--queries", 211, "contexts in the training set (default 211)")
     _add_count(data, "--pairs", 91_000, "preference pairs in all (default 91000)")
     hardware = parser.add_argument_group("hardware")
-    hardware.add_argument("--gpu", default="h20", metavar="G", help="h20 (default), h100, h800, a100, l40s, mi300x, or custom")
+    hardware.add_argument(
+        "--gpu", default="h20", metavar="G", help="h20 (default), h100, h800, a100, l40s, mi300x, or custom"
+    )
     for name, (flag, unit, _, text) in GPU_NUMBERS.items():
         hardware.add_argument(flag, dest=name, type=float, metavar=unit, help=f"{text}, instead of the GPU's own")
     output = parser.add_argument_group("output")
-    output.add_argument("--recipe", choices=["both", "ours", "literal"], default="both", help="which column to compute (default both)")
-    output.add_argument("--by-depth", action="store_true", help="extend few layers in our column too: faster, within two percent")
+    output.add_argument(
+        "--recipe", choices=["both", "ours", "literal"], default="both", help="which column to compute (default both)"
+    )
+    output.add_argument(
+        "--by-depth", action="store_true", help="extend few layers in our column too: faster, within two percent"
+    )
     output.add_argument("--no-limits", action="store_true", help="do not look for what breaks first")
     output.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
@@ -90,7 +115,8 @@ def _count(flag: str, text: str) -> int:
 
 def run(args: argparse.Namespace) -> None:
     """Measure, then print."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the rehearsal counts on stand-ins for tensors, with the CPU's kernels, wherever it runs
+    # the rehearsal counts on stand-ins for tensors, with the CPU's kernels, wherever it runs
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     quieten_megatron()
     from megatron_patches.planner.limits import first_limits, smallest_tensor_parallel
 
@@ -128,14 +154,20 @@ def make_plans(args: argparse.Namespace) -> list[Plan]:
     from megatron_patches.planner.plan import Data, Plan
 
     numbers = {name: getattr(args, name) for name in GPU_NUMBERS}
-    gpu = find_gpu(args.gpu, **{name: None if value is None else value * GPU_NUMBERS[name][2] for name, value in numbers.items()})
+    gpu = find_gpu(
+        args.gpu, **{name: None if value is None else value * GPU_NUMBERS[name][2] for name, value in numbers.items()}
+    )
     data, job = Data(args.queries, args.pairs), _job(args)
     if not job.is_late and args.pairs < args.queries:
         raise InputError(f"--pairs {args.pairs} is fewer than one for each of --queries {args.queries}")
     job.config()  # contradictions are refused before anything is built
     if job.is_late and args.recipe == "literal":
-        raise InputError("--recipe literal is the paper's prompt; --heads is a readout of the late layout: leave --recipe out")
-    recipes = ["ours", "literal"] if args.recipe == "both" and not job.is_late else [args.recipe.replace("both", "ours")]
+        raise InputError(
+            "--recipe literal is the paper's prompt; --heads is a readout of the late layout: leave --recipe out"
+        )
+    recipes = (
+        ["ours", "literal"] if args.recipe == "both" and not job.is_late else [args.recipe.replace("both", "ours")]
+    )
     if args.tensor_model_parallel_size is None:
         largest = Plan(job, recipes[0], gpu, args.gpus_per_node, data, measure_by_depth(job, recipes[0]))
         is_batch_free = args.global_batch_size is None
@@ -149,7 +181,9 @@ def make_plans(args: argparse.Namespace) -> list[Plan]:
 
 
 def _job(args: argparse.Namespace) -> Job:
-    """The job that the flags describe, at the largest tensor-parallel size possible and with a global batch where none was given."""
+    """The job that the flags describe, at the largest tensor-parallel size possible and with a global batch where
+    none was given.
+    """
     from headrank.method.heads import HeadSet
     from megatron_patches.planner.job import Job
     from megatron_patches.planner.shapes import heads_of, shape_of
@@ -177,21 +211,24 @@ def _job(args: argparse.Namespace) -> Job:
     )
     if not job.is_late and job.sequence_tokens > shape.max_positions:
         raise InputError(
-            f"--context-documents {job.documents} x --document-tokens {job.document_tokens} make {job.sequence_tokens:,} tokens, but "
+            f"--context-documents {job.documents} x --document-tokens {job.document_tokens} make "
+            f"{job.sequence_tokens:,} tokens, but "
             f"{args.model} has {shape.max_positions:,} positions; lower one of them"
         )
     is_batch_free = args.global_batch_size is None
     if args.tensor_model_parallel_size is not None:
         if job.world_size % args.tensor_model_parallel_size:
             raise InputError(
-                f"--tensor-model-parallel-size {args.tensor_model_parallel_size} does not divide the {job.world_size} GPUs of "
+                f"--tensor-model-parallel-size {args.tensor_model_parallel_size} does not divide the "
+                f"{job.world_size} GPUs of "
                 f"--nodes {args.nodes} x --gpus-per-node {args.gpus_per_node}"
             )
         return job.with_tensor_parallel(args.tensor_model_parallel_size, is_batch_free=is_batch_free)
     possible = job.possible_sizes(is_batch_free=is_batch_free)
     if not possible:
         raise InputError(
-            f"--global-batch-size {job.global_batch_size} cannot be split over {job.world_size} GPUs at any tensor-parallel size; "
+            f"--global-batch-size {job.global_batch_size} cannot be split over {job.world_size} GPUs at any "
+            "tensor-parallel size; "
             f"use a multiple of {job.world_size}"
         )
     return possible[-1]
@@ -206,9 +243,15 @@ def print_plans(plans: list[Plan]) -> None:
     job = first.job
     console = Console(highlight=False, soft_wrap=True)
     console.print(
-        f"[bold]{job.model}[/] on {job.world_size:,} x {first.gpu.name}: TP {job.tensor_parallel} x DP {job.data_parallel}, "
-        f"global batch {job.global_batch_size:,}, {job.documents} documents per context ({job.sequence_tokens:,} tokens), "
-        + (f"{first.data.num_contexts:,} lists" if job.is_late else f"{first.data.num_contexts:,} queries, {first.data.num_pairs:,} pairs")
+        f"[bold]{job.model}[/] on {job.world_size:,} x {first.gpu.name}: TP {job.tensor_parallel} x DP "
+        f"{job.data_parallel}, "
+        f"global batch {job.global_batch_size:,}, {job.documents} documents per context ({job.sequence_tokens:,} "
+        "tokens), "
+        + (
+            f"{first.data.num_contexts:,} lists"
+            if job.is_late
+            else f"{first.data.num_contexts:,} queries, {first.data.num_pairs:,} pairs"
+        )
     )
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("per GPU")
@@ -221,7 +264,10 @@ def print_plans(plans: list[Plan]) -> None:
 
 def print_limits(name: str, limits: list[Limit], smallest: int | None) -> None:
     """What breaks first, a line each."""
-    print(f"smallest tensor-parallel size that fits, {name}: {smallest if smallest is not None else 'none; use more or larger GPUs'}")
+    print(
+        f"smallest tensor-parallel size that fits, {name}: "
+        f"{smallest if smallest is not None else 'none; use more or larger GPUs'}"
+    )
     for limit in limits:
         last = "" if limit.value is None else f" up to {limit.value:,.0f}"
         print(f"first limit, {limit.axis}{last}: {limit.reason}")
@@ -254,7 +300,10 @@ def _rows(plans: list[Plan]) -> list[tuple[str, list[str]]]:
         ("TFLOP per step", [f"{fact['flops_per_step'] / 1e12:,.1f}" for fact in facts]),
     ]
     rows.append(("sent per step", [f"{sum(fact['sent_bytes_per_step'].values()) / 1e9:,.3g} GB" for fact in facts]))
-    rows += [(f"  {name}", [f"{fact['sent_bytes_per_step'].get(name, 0) / 1e9:,.3g} GB" for fact in facts]) for name in collectives]
+    rows += [
+        (f"  {name}", [f"{fact['sent_bytes_per_step'].get(name, 0) / 1e9:,.3g} GB" for fact in facts])
+        for name in collectives
+    ]
     rows += [
         ("step: compute at peak", seconds("compute_seconds")),
         ("step: memory at peak", seconds("memory_seconds")),

@@ -2,8 +2,9 @@
 
   headrank push exported/ org/name --metrics results/nfcorpus/metrics.json
 
-The results stand in the card as the hub's model-index; HeadRankReranker.from_pretrained("org/name") loads the model back. Log in with
-'hf auth login', or set HF_TOKEN. --output writes the folder that would be uploaded, and uploads nothing.
+The results stand in the card as the hub's model-index; HeadRankReranker.from_pretrained("org/name") loads the model
+back. Log in with 'hf auth login', or set HF_TOKEN. --output writes the folder that would be uploaded, and uploads
+nothing.
 """
 
 from __future__ import annotations
@@ -18,9 +19,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `headrank push`."""
     parser.add_argument("folder", metavar="DIR", help="a folder that 'headrank export-hf' wrote")
     parser.add_argument("repo_id", metavar="REPO", help="organisation/name on the hub")
-    parser.add_argument("--metrics", metavar="FILE", nargs="+", default=[], help="metrics.json of 'headrank evaluate --write-metrics'")
-    parser.add_argument("--base", metavar="NAME", help="an adapter's base model on the hub, where the export names a local folder")
-    parser.add_argument("--private", action="store_true", help="make the repository private (where it is not there yet)")
+    parser.add_argument(
+        "--metrics", metavar="FILE", nargs="+", default=[], help="metrics.json of 'headrank evaluate --write-metrics'"
+    )
+    parser.add_argument(
+        "--base", metavar="NAME", help="an adapter's base model on the hub, where the export names a local folder"
+    )
+    parser.add_argument(
+        "--private", action="store_true", help="make the repository private (where it is not there yet)"
+    )
     parser.add_argument("--revision", metavar="BRANCH", help="the branch to commit to (default main)")
     parser.add_argument("--create-pr", action="store_true", help="open a pull request instead of committing")
     parser.add_argument("--output", metavar="DIR", help="write the folder there instead, and upload nothing")

@@ -7,9 +7,9 @@
                                         several seeds; with --output also their learning curves
   headrank report --heads before.json after.json   head table, the paper's heads beside it, depth bands, head maps
 
-DIR holds cells: directories with metrics.json, as 'headrank benchmark run' and 'headrank evaluate --write-metrics' leave them, or an
-archive of them (cells.jsonl.gz, as in results/). --matrix puts every benchmark at its own depth (40 for BM25 lists, 20 for multi-hop)
-into one set of tables, and adds a set for each depth that is not complete in it.
+DIR holds cells: directories with metrics.json, as 'headrank benchmark run' and 'headrank evaluate --write-metrics'
+leave them, or an archive of them (cells.jsonl.gz, as in results/). --matrix puts every benchmark at its own depth (40
+for BM25 lists, 20 for multi-hop) into one set of tables, and adds a set for each depth that is not complete in it.
 """
 
 from __future__ import annotations
@@ -38,21 +38,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help="all cells below these directories (one a model size, say) as the paper's tables and figures",
     )
-    what.add_argument("--training", metavar="DIR", help="compare the training runs below this directory; --output also draws their curves")
     what.add_argument(
-        "--heads", nargs="+", metavar="FILE", help="heads.json files ([NAME=]FILE, two are 'before' and 'after'); alone or with --run"
+        "--training",
+        metavar="DIR",
+        help="compare the training runs below this directory; --output also draws their curves",
+    )
+    what.add_argument(
+        "--heads",
+        nargs="+",
+        metavar="FILE",
+        help="heads.json files ([NAME=]FILE, two are 'before' and 'after'); alone or with --run",
     )
     which = parser.add_argument_group("which results (--run and --matrix)")
     which.add_argument(
-        "--methods", nargs="+", default=[], metavar="METHOD", help="only these, for example icr 'headrank*'; first-stage rows always stay"
+        "--methods",
+        nargs="+",
+        default=[],
+        metavar="METHOD",
+        help="only these, for example icr 'headrank*'; first-stage rows always stay",
     )
-    which.add_argument("--benchmarks", nargs="+", default=[], metavar="NAME", help="only these, for tables, figures and their averages")
+    which.add_argument(
+        "--benchmarks", nargs="+", default=[], metavar="NAME", help="only these, for tables, figures and their averages"
+    )
     parser.add_argument(
         "--pool",
         nargs="?",
         const="",
         metavar="METHOD",
-        help="with --matrix: also test over the queries of all benchmarks together (folds of a cross-validation), every row against this "
+        help="with --matrix: also test over the queries of all benchmarks together (folds of a cross-validation), "
+        "every row against this "
         "method, such as headrank+full",
     )
     parser.add_argument(
@@ -60,10 +74,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B"],
         help="with --heads: show the paper's heads of this model beside yours (default: read from the model's name)",
     )
-    parser.add_argument("--output", metavar="DIR", help="where to write (default: DIR/report, or the folder of the last heads.json)")
-    parser.add_argument("--measure", metavar="M", help="with --run: measure to judge by (default: the first of each cell)")
     parser.add_argument(
-        "--challenger", metavar="ROW", help="with --run: row that the page is about, by method or label (default: headrank)"
+        "--output", metavar="DIR", help="where to write (default: DIR/report, or the folder of the last heads.json)"
+    )
+    parser.add_argument(
+        "--measure", metavar="M", help="with --run: measure to judge by (default: the first of each cell)"
+    )
+    parser.add_argument(
+        "--challenger",
+        metavar="ROW",
+        help="with --run: row that the page is about, by method or label (default: headrank)",
     )
     parser.add_argument("--collection", metavar="DIR", help="with --run: show the text of the queries that moved most")
     parser.add_argument("--no-published", action="store_true", help="leave the paper's numbers out of the tables")
@@ -73,7 +93,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the report and print the paths of its pages."""
-    if bool(args.run) + bool(args.matrix) + bool(args.training) > 1 or not (args.run or args.matrix or args.training or args.heads):
+    if bool(args.run) + bool(args.matrix) + bool(args.training) > 1 or not (
+        args.run or args.matrix or args.training or args.heads
+    ):
         raise InputError("give one of --run DIR, --matrix DIR, --training DIR or --heads FILE ...")
     if not (args.run or args.matrix) and (args.methods or args.benchmarks):
         raise InputError("--methods and --benchmarks go with --run DIR or --matrix DIR; leave them out")
@@ -196,4 +218,7 @@ def _heads_beside(folder: Path) -> dict[str, HeadSet]:
         return ("before" not in path.name) + ("after" in path.name), path.name
 
     found = sorted(folder.glob("heads*.json"), key=place)
-    return {path.name.removesuffix(".json").removeprefix("heads").strip("._-") or "heads": HeadSet.load(path) for path in found}
+    return {
+        path.name.removesuffix(".json").removeprefix("heads").strip("._-") or "heads": HeadSet.load(path)
+        for path in found
+    }

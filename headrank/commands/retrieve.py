@@ -28,8 +28,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--queries", metavar="FILE", help="queries (id, tab, text) instead of the collection's")
     parser.add_argument("--corpus", metavar="FILE", help="corpus.jsonl or .jsonl.gz instead of the collection's")
     parser.add_argument("--output", metavar="FILE", help="the TREC run to write")
-    parser.add_argument("--engine", choices=["bm25s", "pyserini"], default="bm25s", help="bm25s (default) or pyserini (requires Java 21)")
-    parser.add_argument("--top-k", type=positive_int, default=100, metavar="N", help="candidates per query (default 100)")
+    parser.add_argument(
+        "--engine",
+        choices=["bm25s", "pyserini"],
+        default="bm25s",
+        help="bm25s (default) or pyserini (requires Java 21)",
+    )
+    parser.add_argument(
+        "--top-k", type=positive_int, default=100, metavar="N", help="candidates per query (default 100)"
+    )
     parser.add_argument("--k1", type=float, default=0.9, help="BM25's k1 (default 0.9)")
     parser.add_argument("--b", type=float, default=0.4, help="BM25's b (default 0.4)")
     parser.add_argument("--tag", default="bm25", help="the run's name, its last column (default bm25)")
@@ -37,12 +44,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--index", metavar="I", help="a Lucene index folder or the name of a prebuilt index")
     group.add_argument("--topics", metavar="NAME", help="queries by Pyserini's name instead of a file")
     group.add_argument(
-        "--qrels-name", metavar="NAME", help="judgements by Pyserini's name, for --collection-output; only judged queries are kept"
+        "--qrels-name",
+        metavar="NAME",
+        help="judgements by Pyserini's name, for --collection-output; only judged queries are kept",
     )
     group.add_argument(
-        "--collection-output", metavar="DIR", help="write a whole collection: queries, texts of the candidates, judgements, run"
+        "--collection-output",
+        metavar="DIR",
+        help="write a whole collection: queries, texts of the candidates, judgements, run",
     )
-    group.add_argument("--threads", type=positive_int, default=os.cpu_count() or 1, metavar="N", help="search threads (default: all cores)")
+    group.add_argument(
+        "--threads",
+        type=positive_int,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="search threads (default: all cores)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -94,7 +111,13 @@ def _pyserini(args: argparse.Namespace) -> int:
     if qrels is not None:
         queries = {query_id: text for query_id, text in queries.items() if query_id in qrels}
     result = search_pyserini(
-        args.index, queries, args.top_k, k1=args.k1, b=args.b, threads=args.threads, with_text=args.collection_output is not None
+        args.index,
+        queries,
+        args.top_k,
+        k1=args.k1,
+        b=args.b,
+        threads=args.threads,
+        with_text=args.collection_output is not None,
     )
     if args.output is not None:
         write_run(args.output, result.run, args.tag)
@@ -116,4 +139,8 @@ def _queries_path(args: argparse.Namespace) -> Path:
 def _report(output: str, run: dict, num_queries: int, source: str) -> None:
     empty = num_queries - len(run)
     note = f"; {empty} queries found nothing" if empty else ""
-    print(f"{output}: {len(run)} of {num_queries} queries over {source}, {sum(map(len, run.values())):,} candidates{note}", file=sys.stderr)
+    print(
+        f"{output}: {len(run)} of {num_queries} queries over {source}, {sum(map(len, run.values())):,} "
+        f"candidates{note}",
+        file=sys.stderr,
+    )

@@ -1,9 +1,10 @@
 """Score every attention head of a model on judged candidate lists and keep the best K.
 
-One forward per list serves every relevant document in it. Writes heads.json (ranked table of all heads, the chosen K, l_max,
-what it was computed from) and a picture of the head map beside it. The same input gives the same file, byte for byte.
-Several methods (or all) share the forwards and write one file each: heads.entropy.json, heads.core.json, heads.qr.json, ...
---method readout instead fits a weight to every head, on grades or on a teacher's scores: commands/select_readout.py.
+One forward per list serves every relevant document in it. Writes heads.json (ranked table of all heads, the chosen K,
+l_max, what it was computed from) and a picture of the head map beside it. The same input gives the same file, byte for
+byte. Several methods (or all) share the forwards and write one file each: heads.entropy.json, heads.core.json,
+heads.qr.json, ... --method readout instead fits a weight to every head, on grades or on a teacher's scores:
+commands/select_readout.py.
 """
 
 from __future__ import annotations
@@ -42,27 +43,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the prompt of this heads.json or exported model where no switch is given: to select again after training",
     )
     group = parser.add_argument_group("selection")
-    group.add_argument("--output", metavar="FILE", required=True, help="heads.json to write; FILE's stem also names the picture")
+    group.add_argument(
+        "--output", metavar="FILE", required=True, help="heads.json to write; FILE's stem also names the picture"
+    )
     group.add_argument(
         "--method",
         nargs="+",
         choices=[*POLICIES, "all", READOUT],
         default=["entropy"],
-        help="how heads are scored (default entropy: Eq. 2-4); several share the forwards; readout: all heads, with fitted weights",
+        help="how heads are scored (default entropy: Eq. 2-4); several share the forwards; readout: all heads, with "
+        "fitted weights",
     )
-    group.add_argument("--top-k", type=options.positive_int, metavar="K", help="heads to keep (default 8; 16 for qr and qr-ndcg)")
-    group.add_argument("--depth", type=options.positive_int, default=40, metavar="N", help="candidates in a list (default 40)")
+    group.add_argument(
+        "--top-k", type=options.positive_int, metavar="K", help="heads to keep (default 8; 16 for qr and qr-ndcg)"
+    )
+    group.add_argument(
+        "--depth", type=options.positive_int, default=40, metavar="N", help="candidates in a list (default 40)"
+    )
     _add_order_arguments(group)
     selection_methods.add_arguments(group)
-    group.add_argument("--prune", type=float, default=0.0, metavar="F", help="leave out this fraction of the layers, from the top")
-    group.add_argument("--batch-size", type=options.positive_int, default=1, metavar="B", help="lists per forward (default 1)")
-    group.add_argument("--cache", metavar="DIR", help="keep the statistics of every list here: resume, or try other settings for free")
+    group.add_argument(
+        "--prune", type=float, default=0.0, metavar="F", help="leave out this fraction of the layers, from the top"
+    )
+    group.add_argument(
+        "--batch-size", type=options.positive_int, default=1, metavar="B", help="lists per forward (default 1)"
+    )
+    group.add_argument(
+        "--cache", metavar="DIR", help="keep the statistics of every list here: resume, or try other settings for free"
+    )
     group.add_argument(
         "--compare-paper",
         nargs="?",
         const="auto",
         metavar="MODEL",
-        help="select as the paper does under every --query-rows (or the given one), write a file for each, and count the heads of the "
+        help="select as the paper does under every --query-rows (or the given one), write a file for each, and "
+        "count the heads of the "
         "paper's table among them; MODEL is Qwen3-0.6B, -1.7B or -4B where the model's name does not say so",
     )
     group.add_argument("--no-picture", action="store_true", help="write heads.json only")
@@ -72,7 +87,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("collections")
     group.add_argument(
-        "--collection", metavar="DIR", action="append", help="queries.tsv, corpus.jsonl[.gz], qrels.txt, run.bm25.txt; may be given again"
+        "--collection",
+        metavar="DIR",
+        action="append",
+        help="queries.tsv, corpus.jsonl[.gz], qrels.txt, run.bm25.txt; may be given again",
     )
     group.add_argument(
         "--contexts",
@@ -84,7 +102,8 @@ def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
         "--paragraphs",
         metavar="FILE.json",
         action="append",
-        help="instead: questions with labelled paragraphs: CoRe's and QR's detection data, HippoRAG's and ICR's files; may be given again",
+        help="instead: questions with labelled paragraphs: CoRe's and QR's detection data, HippoRAG's and ICR's "
+        "files; may be given again",
     )
     for name in ("queries", "corpus", "qrels", "run"):
         group.add_argument(f"--{name}", metavar="FILE", help=f"with at most one collection: {name} instead of its own")
@@ -153,7 +172,10 @@ def _attention_selection(args: argparse.Namespace, methods: list[str]) -> list[H
     reader = _load_reader(args)
     num_layers = _pruned(reader.num_layers, args.prune)
     if (args.top_k or 0) > num_layers * reader.num_heads:
-        raise InputError(f"--top-k {args.top_k} is more than the {num_layers * reader.num_heads} heads of the {num_layers} layers read")
+        raise InputError(
+            f"--top-k {args.top_k} is more than the {num_layers * reader.num_heads} heads of the {num_layers} "
+            "layers read"
+        )
     cache = StatisticsCache(args.cache, reader_key(reader)) if args.cache else None
     bar = options.progress(contexts, total=len(contexts), description="select-heads", unit="list")
     with contextlib.closing(bar):  # an error has its line to itself
@@ -175,7 +197,9 @@ def _load_reader(args: argparse.Namespace) -> AttentionReader:
 
     model = resolve_model(args.model)
     last_layer = _pruned(model_size(model)[0], args.prune) - 1
-    return AttentionReader.load(model, prompt=_prompt(args), last_layer=last_layer, device=args.device, dtype=args.dtype)
+    return AttentionReader.load(
+        model, prompt=_prompt(args), last_layer=last_layer, device=args.device, dtype=args.dtype
+    )
 
 
 def _pruned(num_layers: int, fraction: float) -> int:
@@ -191,7 +215,11 @@ def _contexts(args: argparse.Namespace) -> list[SelectionContext]:
         from data_tools.selection_lists import paragraph_contexts, training_contexts
 
         _refuse_beside_lists(args)
-        orders = {"permutations": args.permutations, "with_retriever_order": not args.no_retriever_order, "seed": args.seed}
+        orders = {
+            "permutations": args.permutations,
+            "with_retriever_order": not args.no_retriever_order,
+            "seed": args.seed,
+        }
         for folder in args.contexts or []:
             contexts += training_contexts(folder, _prompt(args), **orders)
         for path in args.paragraphs or []:
@@ -212,7 +240,9 @@ def _contexts(args: argparse.Namespace) -> list[SelectionContext]:
 
 
 def _refuse_beside_lists(args: argparse.Namespace) -> None:
-    """The lists of a folder or file are complete: what would choose others is a mistake. niah may still take its hay from a collection."""
+    """The lists of a folder or file are complete: what would choose others is a mistake. niah may still take its hay
+    from a collection.
+    """
     names = ["queries", "qrels", "run", "only", "hold_out"]
     if not {"niah", "all"} & set(args.method):
         names += ["collection", "corpus"]
@@ -220,7 +250,10 @@ def _refuse_beside_lists(args: argparse.Namespace) -> None:
     if given:
         flag = given[0].replace("_", "-")
         source = "--contexts" if args.contexts else "--paragraphs"
-        raise InputError(f"{source} and --{flag} both say which lists to read; choose queries and candidates when these lists are made")
+        raise InputError(
+            f"{source} and --{flag} both say which lists to read; choose queries and candidates when these lists "
+            "are made"
+        )
 
 
 def _collections(args: argparse.Namespace) -> list[Collection]:

@@ -1,7 +1,8 @@
 """headrank select-heads --method readout: fit a weight per head to labelled lists, by log mass, in any layout.
 
-One forward per list gives the statistics of all heads; every depth, budget, floor and L2 is then tried on these. Prints the table of
-nested cross-validation and writes heads.json with the cheapest readout within --tolerance of the best, fitted on all lists.
+One forward per list gives the statistics of all heads; every depth, budget, floor and L2 is then tried on these. Prints
+the table of nested cross-validation and writes heads.json with the cheapest readout within --tolerance of the best,
+fitted on all lists.
 """
 
 from __future__ import annotations
@@ -37,37 +38,77 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags that only --method readout reads."""
     group = parser.add_argument_group("readout (with --method readout)")
     group.add_argument(
-        "--labels", metavar="RUN", action="append", help="a scored run for each --collection, in the same order: a teacher's labels"
+        "--labels",
+        metavar="RUN",
+        action="append",
+        help="a scored run for each --collection, in the same order: a teacher's labels",
     )
     group.add_argument("--fit-to", choices=LABELS, help="teacher (default with --labels), judged, or both, half each")
     group.add_argument(
-        "--lists", type=options.positive_int, metavar="N", help="at most N lists of each collection (a sample that only grows)"
+        "--lists",
+        type=options.positive_int,
+        metavar="N",
+        help="at most N lists of each collection (a sample that only grows)",
     )
     group.add_argument(
-        "--list-words", type=options.positive_int, nargs="+", default=[], metavar="N", help="cut the passages of each list to one of these"
+        "--list-words",
+        type=options.positive_int,
+        nargs="+",
+        default=[],
+        metavar="N",
+        help="cut the passages of each list to one of these",
     )
     group.add_argument(
-        "--branch-position", type=options.positive_int, default=512, metavar="P", help="where the query begins (default 512)"
+        "--branch-position",
+        type=options.positive_int,
+        default=512,
+        metavar="P",
+        help="where the query begins (default 512)",
     )
-    group.add_argument("--max-layer", type=options.positive_int, nargs="+", metavar="N", help="layers computed; several are compared")
     group.add_argument(
-        "--groups", type=options.positive_int, nargs="+", metavar="N", help="at most N (layer, key-value group) pairs; several are compared"
+        "--max-layer", type=options.positive_int, nargs="+", metavar="N", help="layers computed; several are compared"
     )
-    group.add_argument("--tolerance", type=float, default=0.0, metavar="T", help="points of nDCG@10 that a cheaper readout may lose")
+    group.add_argument(
+        "--groups",
+        type=options.positive_int,
+        nargs="+",
+        metavar="N",
+        help="at most N (layer, key-value group) pairs; several are compared",
+    )
+    group.add_argument(
+        "--tolerance", type=float, default=0.0, metavar="T", help="points of nDCG@10 that a cheaper readout may lose"
+    )
     group.add_argument("--l2", type=float, nargs="+", metavar="L", help="penalties that cross-validation chooses among")
-    group.add_argument("--floor", type=float, nargs="+", metavar="F", help="floors under the log that it chooses among (default 0.1)")
-    group.add_argument("--equal-weights", action="store_true", help="choose groups, but let every head count alike: for comparison")
+    group.add_argument(
+        "--floor", type=float, nargs="+", metavar="F", help="floors under the log that it chooses among (default 0.1)"
+    )
+    group.add_argument(
+        "--equal-weights", action="store_true", help="choose groups, but let every head count alike: for comparison"
+    )
     group.add_argument("--folds", metavar="FILE", help="lines 'query-id fold' (default: --num-folds by query id)")
-    group.add_argument("--num-folds", type=options.positive_int, default=5, metavar="N", help="folds of the queries (default 5)")
+    group.add_argument(
+        "--num-folds", type=options.positive_int, default=5, metavar="N", help="folds of the queries (default 5)"
+    )
     group.add_argument("--report", metavar="FILE", help="keep the table as JSON, with every query's held-out value")
-    group.add_argument("--test-length", action="store_true", help="one row more: with the log of the length, which no readout can hold")
+    group.add_argument(
+        "--test-length", action="store_true", help="one row more: with the log of the length, which no readout can hold"
+    )
 
 
 def fit_readout(args: argparse.Namespace) -> HeadSet:
     """Read the lists, get their statistics, cross-validate, fit; prints the table."""
     if args.equal_weights and args.test_length:
-        raise InputError("--test-length asks whether a fit uses the length, and --equal-weights fits nothing; leave one out")
-    from headrank.selection.readout_validation import CrossValidation, FitSettings, Size, cheapest_within, make_folds, read_folds
+        raise InputError(
+            "--test-length asks whether a fit uses the length, and --equal-weights fits nothing; leave one out"
+        )
+    from headrank.selection.readout_validation import (
+        CrossValidation,
+        FitSettings,
+        Size,
+        cheapest_within,
+        make_folds,
+        read_folds,
+    )
 
     if args.report:
         require_writable(args.report)
@@ -108,7 +149,10 @@ def _lists(args: argparse.Namespace) -> list[ReadoutList]:
         raise InputError("--method readout reads --collection and --labels; leave out --contexts")
     folders, labels = args.collection or [], args.labels or []
     if labels and len(labels) != max(1, len(folders)):
-        raise InputError(f"--labels was given {len(labels)} times for {len(folders)} collections; give one run for each, in the same order")
+        raise InputError(
+            f"--labels was given {len(labels)} times for {len(folders)} collections; give one run for each, in the "
+            "same order"
+        )
     if args.fit_to in ("teacher", "both") and not labels:
         raise InputError(f"--fit-to {args.fit_to} needs the teacher's runs; give --labels (see 'headrank label')")
     single = {name: getattr(args, name) for name in ("queries", "corpus", "qrels", "run")}
@@ -121,7 +165,9 @@ def _lists(args: argparse.Namespace) -> list[ReadoutList]:
         collection = Collection.open(folder, **single)
         wanted = only if not left_out else set(collection.queries()) - left_out
         run = labels[place] if labels else None
-        found += collection_lists(collection, run, depth=args.depth, list_words=args.list_words, most_lists=args.lists, only=wanted)
+        found += collection_lists(
+            collection, run, depth=args.depth, list_words=args.list_words, most_lists=args.lists, only=wanted
+        )
     return found
 
 
@@ -157,7 +203,9 @@ def _statistics(
     from headrank.selection.statistics import reader_key
 
     reader.use_prompt(prompt)
-    source = LateStatistics(reader, prompt, num_layers) if prompt.is_late else PromptStatistics(reader, prompt, num_layers)
+    source = (
+        LateStatistics(reader, prompt, num_layers) if prompt.is_late else PromptStatistics(reader, prompt, num_layers)
+    )
     cache = ReadoutStatisticsCache(args.cache, reader_key(reader), prompt) if args.cache else None
     found = []
     bar = options.progress(lists, total=len(lists), description="statistics", unit="list")
@@ -178,7 +226,11 @@ def _print_table(validation: CrossValidation, rows: list[Row], chosen: Row, extr
     names = sorted({name for row in rows for name in row.by_collection})
     what = "nDCG@10" if names else "pairs"
     short = [name.removeprefix("train-")[:12] for name in names]
-    print(f"  {'layers':>6} {'groups':>6} {what:>8} {'pairs':>6} " + " ".join(f"{name:>12}" for name in short) + "  floor, l2 of each fold")
+    print(
+        f"  {'layers':>6} {'groups':>6} {what:>8} {'pairs':>6} "
+        + " ".join(f"{name:>12}" for name in short)
+        + "  floor, l2 of each fold"
+    )
     if names:
         print(f"  {'first stage':>13} {first:8.2f} {'':>6} " + " ".join(f"{first_by[name]:12.2f}" for name in names))
     for row in [*rows, *extra]:
@@ -202,8 +254,15 @@ def _write_report(path: str, validation: CrossValidation, rows: list[Row], chose
         "labels": validation.settings.labels,
         "floors": list(validation.settings.floors),
         "folds": {one.key: int(fold) for one, fold in zip(validation.lists, validation.folds, strict=True)},
-        "first_stage": {"quality": round(first, 2), "by_collection": _two_digits(first_by), "per_query": _two_digits(first_queries)},
-        "rows": [{**row.to_dict(), **more, "settings": row.chosen, "per_query": _two_digits(row.per_query)} for row, more in named],
+        "first_stage": {
+            "quality": round(first, 2),
+            "by_collection": _two_digits(first_by),
+            "per_query": _two_digits(first_queries),
+        },
+        "rows": [
+            {**row.to_dict(), **more, "settings": row.chosen, "per_query": _two_digits(row.per_query)}
+            for row, more in named
+        ],
     }
     write_json(path, values)
 

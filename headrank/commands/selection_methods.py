@@ -25,13 +25,18 @@ MIDDLE_GRADE = 2  # what TREC DL calls relevant; collections whose grades stop a
 
 def add_arguments(group: argparse._ArgumentGroup) -> None:
     """Flags of single methods; a method that does not know a flag ignores it."""
-    group.add_argument("--temperature", type=float, metavar="TAU", help="entropy, core: temperature of the contrast (default 0.001)")
-    group.add_argument("--entropy-weight", type=float, metavar="LAMBDA", help="entropy: weight of the entropy gate (default 0.1)")
+    group.add_argument(
+        "--temperature", type=float, metavar="TAU", help="entropy, core: temperature of the contrast (default 0.001)"
+    )
+    group.add_argument(
+        "--entropy-weight", type=float, metavar="LAMBDA", help="entropy: weight of the entropy gate (default 0.1)"
+    )
     group.add_argument(
         "--contrast",
         choices=CONTRASTS,
         default="adjacent",
-        help="entropy, core: a document is compared with those of the next lower grade (default, as the paper's pairs), of all lower "
+        help="entropy, core: a document is compared with those of the next lower grade (default, as the paper's "
+        "pairs), of all lower "
         "grades (the ablation without ALPS), or a relevant one (see --gold-grade) with those of grade 0 (CoRe's)",
     )
     group.add_argument(
@@ -49,16 +54,20 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
         "--gold-grade",
         type=options.positive_int,
         metavar="G",
-        help="qr, and --contrast irrelevant: grade from which a document is relevant (default 2, or 1 where no grade is higher)",
+        help="qr, and --contrast irrelevant: grade from which a document is relevant (default 2, or 1 where no "
+        "grade is higher)",
     )
-    group.add_argument("--needles", type=options.positive_int, default=20, metavar="N", help="niah: questions asked (default 20)")
+    group.add_argument(
+        "--needles", type=options.positive_int, default=20, metavar="N", help="niah: questions asked (default 20)"
+    )
     group.add_argument(
         "--haystack-words",
         type=options.positive_int,
         nargs="+",
         default=list(HAYSTACK_WORDS),
         metavar="N",
-        help="niah: words of a haystack (default 300); several lengths share the needles. The original goes up to 50,000 tokens",
+        help="niah: words of a haystack (default 300); several lengths share the needles. The original goes up to "
+        "50,000 tokens",
     )
 
 
@@ -70,8 +79,16 @@ def policy(method: str, args: argparse.Namespace, contexts: Sequence[SelectionCo
 
     highest = max((grade or 0 for context in contexts for grade in context.grades), default=0)
     gold_grade = args.gold_grade or min(MIDDLE_GRADE, max(highest, 1))
-    given: dict[str, Any] = {"temperature": args.temperature, "entropy_weight": args.entropy_weight, "is_calibrated": args.calibrated}
-    given |= {"gold_grade": gold_grade, "per_query": args.per_query, "contrast": Contrast(args.contrast, gold_grade, args.per_query)}
+    given: dict[str, Any] = {
+        "temperature": args.temperature,
+        "entropy_weight": args.entropy_weight,
+        "is_calibrated": args.calibrated,
+    }
+    given |= {
+        "gold_grade": gold_grade,
+        "per_query": args.per_query,
+        "contrast": Contrast(args.contrast, gold_grade, args.per_query),
+    }
     known = {
         "entropy": (EntropySelection, {"temperature", "entropy_weight", "is_calibrated", "contrast"}),
         "core": (CoreSelection, {"temperature", "is_calibrated", "contrast"}),
@@ -82,8 +99,12 @@ def policy(method: str, args: argparse.Namespace, contexts: Sequence[SelectionCo
     return kind(**{name: value for name, value in given.items() if name in names and value is not None})
 
 
-def ask_needles(args: argparse.Namespace, collections: Sequence[Collection]) -> tuple[NiahSelection, tuple[int, int], dict[str, Any]]:
-    """NIAH: needles in the collections' passages where there are any, else in generated text; with the model's shape and the facts."""
+def ask_needles(
+    args: argparse.Namespace, collections: Sequence[Collection]
+) -> tuple[NiahSelection, tuple[int, int], dict[str, Any]]:
+    """NIAH: needles in the collections' passages where there are any, else in generated text; with the model's shape
+    and the facts.
+    """
     from headrank.selection.needles import make_needles
     from headrank.selection.niah import NiahSelection
 
@@ -94,7 +115,11 @@ def ask_needles(args: argparse.Namespace, collections: Sequence[Collection]) -> 
         selection.ask(needle)
     config = selection.generator.model.config.get_text_config(decoder=True)
     _log.info("niah: %d of %d needle questions were answered", selection.scores.count, selection.asked)
-    source = {"haystack": "collection" if passages else "generated", "haystack_words": args.haystack_words, "seed": args.seed}
+    source = {
+        "haystack": "collection" if passages else "generated",
+        "haystack_words": args.haystack_words,
+        "seed": args.seed,
+    }
     return selection, (int(config.num_hidden_layers), int(config.num_attention_heads)), source
 
 

@@ -34,30 +34,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_prompt_arguments(parser)
     group = parser.add_argument_group("view")
     group.add_argument(
-        "--heads", metavar="FILE", help="heads.json, 'all' for ICR, 'fast' or 'full' for the embedded model (default: its own)"
+        "--heads",
+        metavar="FILE",
+        help="heads.json, 'all' for ICR, 'fast' or 'full' for the embedded model (default: its own)",
     )
-    group.add_argument("--query", metavar="QID", help=f"query id, or '{MOVED_MOST}': the one that the first --ranks run changed most")
     group.add_argument(
-        "--case-studies", action="store_true", help="instead: the paper's case studies, into a folder; their benchmarks are prepared"
+        "--query", metavar="QID", help=f"query id, or '{MOVED_MOST}': the one that the first --ranks run changed most"
     )
-    group.add_argument("--home", metavar="DIR", help="case studies: where prepared benchmarks lie (default as 'headrank benchmark')")
-    group.add_argument("--cells", metavar="DIR", help="case studies: results of a study or matrix, for the ranks of ICR and RankGPT")
+    group.add_argument(
+        "--case-studies",
+        action="store_true",
+        help="instead: the paper's case studies, into a folder; their benchmarks are prepared",
+    )
+    group.add_argument(
+        "--home", metavar="DIR", help="case studies: where prepared benchmarks lie (default as 'headrank benchmark')"
+    )
+    group.add_argument(
+        "--cells", metavar="DIR", help="case studies: results of a study or matrix, for the ranks of ICR and RankGPT"
+    )
     group.add_argument("--output", required=True, metavar="FILE", help="the page (or .tex file) to write")
-    group.add_argument("--depth", type=options.positive_int, default=40, metavar="N", help="candidates shown and ranked (default 40)")
-    group.add_argument("--ranks", action="append", default=[], metavar="NAME=RUN", help="a run whose ranks get a column; may be repeated")
-    group.add_argument("--first-stage", default="BM25", metavar="NAME", help="name of the collection's own run (default BM25)")
+    group.add_argument(
+        "--depth", type=options.positive_int, default=40, metavar="N", help="candidates shown and ranked (default 40)"
+    )
+    group.add_argument(
+        "--ranks",
+        action="append",
+        default=[],
+        metavar="NAME=RUN",
+        help="a run whose ranks get a column; may be repeated",
+    )
+    group.add_argument(
+        "--first-stage", default="BM25", metavar="NAME", help="name of the collection's own run (default BM25)"
+    )
     group.add_argument("--name", default="HeadRank", help="name of the shaded ranking (default HeadRank)")
     group.add_argument("--no-calibration", action="store_true", help="shade by raw attention mass")
-    group.add_argument("--format", choices=["html", "latex"], default=None, help="default: latex for a .tex file, else html")
-    group.add_argument("--top", type=options.positive_int, default=5, metavar="N", help="latex: passages in the table (default 5)")
-    group.add_argument("--words", type=options.positive_int, default=60, metavar="N", help="latex: words of each passage (default 60)")
+    group.add_argument(
+        "--format", choices=["html", "latex"], default=None, help="default: latex for a .tex file, else html"
+    )
+    group.add_argument(
+        "--top", type=options.positive_int, default=5, metavar="N", help="latex: passages in the table (default 5)"
+    )
+    group.add_argument(
+        "--words", type=options.positive_int, default=60, metavar="N", help="latex: words of each passage (default 60)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Score one query in detail and write the page."""
     if args.case_studies:
         if args.query is not None or args.collection is not None:
-            raise InputError("--case-studies brings its own queries and collections; leave out --query and --collection")
+            raise InputError(
+                "--case-studies brings its own queries and collections; leave out --query and --collection"
+            )
         from headrank.commands import case_studies
 
         args.case_studies = False
@@ -106,7 +134,9 @@ def choose_query(first_stage: Run, others: Mapping[str, Run], qrels: Qrels | Non
     shared = {query_id for query_id in changed if query_id in first_stage and query_id in qrels}
     if not shared:
         raise InputError(f"--query {MOVED_MOST}: run {name!r} has no judged query in common with the first stage")
-    before, after = (evaluate_run(run, qrels, ["nDCG@10"], query_ids=shared).values["nDCG@10"] for run in (first_stage, changed))
+    before, after = (
+        evaluate_run(run, qrels, ["nDCG@10"], query_ids=shared).values["nDCG@10"] for run in (first_stage, changed)
+    )
     # ties go to the query that gained, then to the first id: the same query every time
     query_id = min(shared, key=lambda each: (-abs(after[each] - before[each]), before[each] - after[each], each))
     _log.info("query %s: nDCG@10 %.4f before, %.4f after", query_id, before[query_id], after[query_id])
@@ -114,7 +144,12 @@ def choose_query(first_stage: Run, others: Mapping[str, Run], qrels: Qrels | Non
 
 
 def _view(
-    args: argparse.Namespace, collection: Collection, query_id: str, candidates: Run, others: Mapping[str, Run], qrels: Qrels | None
+    args: argparse.Namespace,
+    collection: Collection,
+    query_id: str,
+    candidates: Run,
+    others: Mapping[str, Run],
+    qrels: Qrels | None,
 ) -> View:
     """Load what the query needs, run the model once, and put the view together."""
     from headrank.reports.viewer.contents import build_view
@@ -122,7 +157,9 @@ def _view(
 
     queries = collection.queries()
     if query_id not in queries:
-        raise InputError(f"--query {query_id!r} is not in {collection.queries_path}; its first query is {next(iter(queries))!r}")
+        raise InputError(
+            f"--query {query_id!r} is not in {collection.queries_path}; its first query is {next(iter(queries))!r}"
+        )
     if not candidates.get(query_id):
         raise InputError(f"{collection.run_path}: query {query_id!r} has no candidates")
     rows = candidates[query_id][: args.depth]
@@ -136,9 +173,15 @@ def _view(
         prompt=_prompt(args),
         calibrate=not args.no_calibration,
     )
-    scores = reranker.explain(queries[query_id], [{"title": document.title, "text": document.text} for document in documents])
+    scores = reranker.explain(
+        queries[query_id], [{"title": document.title, "text": document.text} for document in documents]
+    )
     ranks = {args.first_stage: {row.doc_id: row.rank for row in rows}}
-    ranks |= {name: {row.doc_id: row.rank for row in run.get(query_id, [])} for name, run in others.items() if name != args.name}
+    ranks |= {
+        name: {row.doc_id: row.rank for row in run.get(query_id, [])}
+        for name, run in others.items()
+        if name != args.name
+    }
     return build_view(
         scores,
         documents,

@@ -13,9 +13,43 @@ from headrank.log_level import log_level
 
 _OURS = ("HEADRANK_",)
 _OTHERS = (
-    *("OMP_", "MKL_", "ONEDNN_", "GOMP_", "KMP_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_"),
-    *("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TOKENIZERS_", "MASTER_", "NODE_RANK", "RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_"),
-    *("RAY_", "PYTHONPATH", "LD_LIBRARY_PATH", "XDG_CACHE_HOME", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE"),
+    *(
+        "OMP_",
+        "MKL_",
+        "ONEDNN_",
+        "GOMP_",
+        "KMP_",
+        "CUDA_",
+        "NVIDIA_",
+        "HIP_",
+        "ROCR_",
+        "NCCL_",
+        "GLOO_",
+        "TORCH",
+        "PYTORCH_",
+    ),
+    *(
+        "HF_",
+        "HUGGINGFACE_",
+        "TRANSFORMERS_",
+        "TOKENIZERS_",
+        "MASTER_",
+        "NODE_RANK",
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "SLURM_",
+    ),
+    *(
+        "RAY_",
+        "PYTHONPATH",
+        "LD_LIBRARY_PATH",
+        "XDG_CACHE_HOME",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "NO_PROXY",
+        "SSL_CERT_FILE",
+    ),
 )
 _SECRET_NAME = re.compile(r"TOKEN(?!IZERS)|KEY|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE|JWT|_PAT\b", re.IGNORECASE)
 _SECRET_VALUE = re.compile(r"\b(?:hf_|sk-|ghp_|github_pat_|xox[bap]-|AKIA|glpat-|eyJ)[\w.-]{8,}")
@@ -58,6 +92,8 @@ def _check_cache(findings: Findings) -> None:
     free = shutil.disk_usage(existing).free / 2**30
     size = f"cache {cache}, {free:.0f} GiB free"
     if free < _FREE_GIB:
-        findings.problem(f"{size}; models need {_FREE_GIB}", "make room, or set HEADRANK_CACHE to a folder on another disk")
+        findings.problem(
+            f"{size}; models need {_FREE_GIB}", "make room, or set HEADRANK_CACHE to a folder on another disk"
+        )
     else:
         findings.ok(size, free_gib=round(free, 1))

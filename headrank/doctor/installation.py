@@ -1,4 +1,6 @@
-"""Which packages are installed, whether they are recent enough, which extras are complete, and known traps among them."""
+"""Which packages are installed, whether they are recent enough, which extras are complete, and known traps among
+them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from headrank.doctor.finding import Finding, Findings
 def look_at_installation() -> list[Finding]:
     """Python, headrank itself, the packages it needs, its extras."""
     findings = Findings("installation")
-    findings.ok(f"python {platform.python_version()} on {platform.system()} {platform.machine()}", python=platform.python_version())
+    findings.ok(
+        f"python {platform.python_version()} on {platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+    )
     requirements = _declared(findings)
     for requirement in requirements.get("", []):
         _check_needed(findings, requirement)
@@ -62,7 +67,9 @@ def _check_python(findings: Findings, supported: str) -> None:
     from packaging.specifiers import SpecifierSet
 
     if supported and not SpecifierSet(supported).contains(platform.python_version()):
-        findings.problem(f"python {platform.python_version()} is not supported", f"make an environment with Python {supported}")
+        findings.problem(
+            f"python {platform.python_version()} is not supported", f"make an environment with Python {supported}"
+        )
 
 
 def installed_version(name: str) -> str | None:
@@ -86,7 +93,9 @@ def _check_needed(findings: Findings, requirement: Requirement) -> None:
     if version is None:
         findings.problem(f"{requirement.name} is not installed", f"run pip install '{wanted}'")
     elif not _fits(requirement, version):
-        findings.problem(f"{requirement.name} {version} is installed, headrank needs {wanted}", f"run pip install '{wanted}'")
+        findings.problem(
+            f"{requirement.name} {version} is installed, headrank needs {wanted}", f"run pip install '{wanted}'"
+        )
     else:
         findings.ok(f"{requirement.name} {version}", **{requirement.name: version})
 
@@ -99,11 +108,13 @@ def _check_extra(findings: Findings, extra: str, requirements: list[Requirement]
         if version is not None and not _fits(requirement, version):
             wanted = f"{requirement.name}{requirement.specifier}"
             findings.problem(
-                f"extra {extra!r}: {requirement.name} {version} is installed, it needs {wanted}", f"run pip install '{wanted}'"
+                f"extra {extra!r}: {requirement.name} {version} is installed, it needs {wanted}",
+                f"run pip install '{wanted}'",
             )
     if missing:
         findings.note(
-            f"extra {extra!r} is not complete ({', '.join(missing)}); pip install 'headrank[{extra}]' would add it", missing=missing
+            f"extra {extra!r} is not complete ({', '.join(missing)}); pip install 'headrank[{extra}]' would add it",
+            missing=missing,
         )
     else:
         shown = ", ".join(f"{requirement.name} {version}" for requirement, version in versions.items())

@@ -1,4 +1,6 @@
-"""Whether the files of a model fit together: configuration, weights, tokenizer, adapter, heads. Reads files only, imports no torch."""
+"""Whether the files of a model fit together: configuration, weights, tokenizer, adapter, heads. Reads files only,
+imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,8 @@ def _folder_of(findings: Findings, model: str, heads: str | None) -> Path | None
         return Path(cached).parent
     if constants.HF_HUB_OFFLINE:
         findings.problem(
-            f"{model} is not in the cache and HF_HUB_OFFLINE is set", f"unset it, or run 'hf download {model}' where there is a network"
+            f"{model} is not in the cache and HF_HUB_OFFLINE is set",
+            f"unset it, or run 'hf download {model}' where there is a network",
         )
     else:
         findings.note(f"{model} is not on this machine; it is downloaded on first use")
@@ -59,7 +62,9 @@ def _embedded_folder(findings: Findings) -> Path | None:
 
     folder = cache_directory() / "models" / MODEL_NAME
     if not folder.is_dir():
-        findings.note("the embedded model is not in the cache yet; it is downloaded (93 MB) from the package index on first use")
+        findings.note(
+            "the embedded model is not in the cache yet; it is downloaded (93 MB) from the package index on first use"
+        )
         return None
     damage = find_damage(folder)
     if damage:
@@ -124,13 +129,19 @@ def _check_weights(findings: Findings, folder: Path) -> None:
         path = folder / str(name)
         if not path.is_file():
             if list(folder.glob("pytorch_model*.bin")):
-                findings.note(f"{folder}: weights in pytorch_model.bin; safetensors would load faster and only as deep as needed")
+                findings.note(
+                    f"{folder}: weights in pytorch_model.bin; safetensors would load faster and only as deep as needed"
+                )
             else:
                 findings.problem(f"{path} is missing", remedy)
             return
         expected = _safetensors_bytes(path)
         if expected != path.stat().st_size:
-            found = "is not a safetensors file" if expected is None else f"has {path.stat().st_size} bytes, its header says {expected}"
+            found = (
+                "is not a safetensors file"
+                if expected is None
+                else f"has {path.stat().st_size} bytes, its header says {expected}"
+            )
             findings.problem(f"{path} {found}", remedy)
             return
     findings.ok(f"weights are complete ({len(names)} file{'s' if len(names) > 1 else ''})")
@@ -144,7 +155,13 @@ def _safetensors_bytes(path: Path) -> int | None:
             return None
         try:
             header = json.loads(stream.read(length))
-            return 8 + length + max((tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"), default=0)
+            return (
+                8
+                + length
+                + max(
+                    (tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"), default=0
+                )
+            )
         except (ValueError, KeyError, TypeError, AttributeError, IndexError):
             return None
 
@@ -152,7 +169,10 @@ def _safetensors_bytes(path: Path) -> int | None:
 def _check_tokenizer(findings: Findings, folder: Path, config: Mapping[str, Any]) -> None:
     """The tokenizer reads words, and makes no id that the model has no embedding for."""
     if not (folder / "tokenizer.json").is_file():
-        findings.problem(f"{folder / 'tokenizer.json'} is missing", "copy it from the base model, or save the tokenizer with transformers")
+        findings.problem(
+            f"{folder / 'tokenizer.json'} is missing",
+            "copy it from the base model, or save the tokenizer with transformers",
+        )
         return
     from headrank.reranking.plain_tokenizer import PlainTokenizer
 
@@ -163,7 +183,10 @@ def _check_tokenizer(findings: Findings, folder: Path, config: Mapping[str, Any]
     if not tokenizer("relevant", add_special_tokens=False)["input_ids"]:
         findings.problem(f"{folder / 'tokenizer.json'} knows no words", "copy it from the base model")
     elif len(tokenizer) > int(config.get("vocab_size") or len(tokenizer)):
-        says = f"the tokenizer has {len(tokenizer)} entries, the model {config['vocab_size']} embeddings: they are not of one model"
+        says = (
+            f"the tokenizer has {len(tokenizer)} entries, the model {config['vocab_size']} embeddings: they are not "
+            "of one model"
+        )
         findings.problem(says, "copy tokenizer.json from the base model")
     else:
         template = "with" if tokenizer.chat_template else "without"
@@ -193,12 +216,19 @@ def _check_heads(findings: Findings, folder: Path, heads: str | None, config: Ma
         says = f"{place}: the heads are of a model with {size}, this one has {source} of {num_heads}"
         findings.problem(says, "select heads on this model: 'headrank select-heads'")
     elif deepest >= layers:
-        findings.problem(f"{place}: a head is in layer {deepest}, this export has {layers}", "export the checkpoint again with these heads")
+        findings.problem(
+            f"{place}: a head is in layer {deepest}, this export has {layers}",
+            "export the checkpoint again with these heads",
+        )
     else:
         prompt = document.get("prompt")
         layout = prompt.get("document_layout", "sequential") if isinstance(prompt, dict) else "unknown"
         read = f"layers 0-{deepest} of {source} are computed"
-        findings.ok(f"{len(pairs)} heads by {document.get('method')}, {layout} layout; {read}", heads=len(pairs), layers_used=deepest + 1)
+        findings.ok(
+            f"{len(pairs)} heads by {document.get('method')}, {layout} layout; {read}",
+            heads=len(pairs),
+            layers_used=deepest + 1,
+        )
 
 
 def _is_head(value: Any) -> bool:

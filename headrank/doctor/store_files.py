@@ -1,4 +1,6 @@
-"""Whether a passage store is whole and in good health: header, segments, saturation. Reads records, no keys, and imports no torch."""
+"""Whether a passage store is whole and in good health: header, segments, saturation. Reads records, no keys, and
+imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,18 @@ def look_at_store(store: str) -> list[Finding]:
 def _look(findings: Findings, store: PassageStore) -> None:
     header, counts = store.header, store.summary()
     findings.ok(
-        f"{store.folder}: {counts['passages']:,} passages in {header.dtype}, {header.bytes_per_token:,.0f} bytes per token, of "
+        f"{store.folder}: {counts['passages']:,} passages in {header.dtype}, {header.bytes_per_token:,.0f} bytes "
+        "per token, of "
         f"{header.identity.model}; 'headrank index --verify' reads the keys too",
         **counts,
     )
     if not len(store):
         findings.note("the store is empty: every passage will be computed")
     if counts["unsealed"]:
-        findings.note(f"{counts['unsealed']} segments are open: they are being written, or their writer was killed; reading is safe")
+        findings.note(
+            f"{counts['unsealed']} segments are open: they are being written, or their writer was killed; reading "
+            "is safe"
+        )
     share = counts["saturated"] / max(1, counts["numbers"])
     if header.dtype == "int8" and share > TOO_SATURATED:
         findings.problem(

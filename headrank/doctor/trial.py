@@ -16,7 +16,9 @@ _PASSAGES = (
 )
 
 
-def try_reranking(model: str, heads: str | None, device: str | None, dtype: str | None, store: str | None) -> list[Finding]:
+def try_reranking(
+    model: str, heads: str | None, device: str | None, dtype: str | None, store: str | None
+) -> list[Finding]:
     """What loading and ranking say; an InputError is the user's to mend, anything else a bug with its place."""
     findings = Findings("trial")
     try:
@@ -26,11 +28,15 @@ def try_reranking(model: str, heads: str | None, device: str | None, dtype: str 
     except (ImportError, RuntimeError, ValueError, KeyError, TypeError, OSError) as error:
         frame = _deepest_frame(error)
         remedy = "report it with the output of 'headrank doctor --json' and HEADRANK_LOG=DEBUG"
-        findings.problem(f"ranking three passages failed in {frame}: {type(error).__name__}: {str(error).splitlines()[:1]}", remedy)
+        findings.problem(
+            f"ranking three passages failed in {frame}: {type(error).__name__}: {str(error).splitlines()[:1]}", remedy
+        )
     return findings.found
 
 
-def _rank(findings: Findings, model: str, heads: str | None, device: str | None, dtype: str | None, store: str | None) -> None:
+def _rank(
+    findings: Findings, model: str, heads: str | None, device: str | None, dtype: str | None, store: str | None
+) -> None:
     from headrank.reranking.reranker import HeadRankReranker
 
     started = time.perf_counter()
@@ -40,12 +46,16 @@ def _rank(findings: Findings, model: str, heads: str | None, device: str | None,
     ranked = time.perf_counter()
     number_format = str(next(reranker.reader.model.parameters()).dtype).removeprefix("torch.")
     loading, ranking = loaded - started, ranked - loaded
-    findings.ok(f"loaded in {loading:.1f} s, {number_format} on {reranker.reader.device}", load_seconds=round(loading, 3))
+    findings.ok(
+        f"loaded in {loading:.1f} s, {number_format} on {reranker.reader.device}", load_seconds=round(loading, 3)
+    )
     findings.ok(f"ranked {len(_PASSAGES)} passages in {ranking:.2f} s", rank_seconds=round(ranking, 3), order=order)
     if store is not None and reranker.heads.prompt.is_late:
         findings.ok(f"the store {store} fits the model and its heads")
     if order[0] != 1:
-        findings.note("the passage that answers the query is not first: the heads may be untrained, or of another model or prompt")
+        findings.note(
+            "the passage that answers the query is not first: the heads may be untrained, or of another model or prompt"
+        )
 
 
 def _deepest_frame(error: BaseException) -> str:

@@ -70,10 +70,16 @@ class Comparison:
             if per_query:
                 row["per_query"] = {measure: dict(values) for measure, values in evaluation.values.items()}
             runs[name] = row
-        return {"settings": vars(self.settings).copy(), "runs": runs, "comparisons": [vars(pairing) for pairing in self.pairings]}
+        return {
+            "settings": vars(self.settings).copy(),
+            "runs": runs,
+            "comparisons": [vars(pairing) for pairing in self.pairings],
+        }
 
 
-def compare(evaluations: Mapping[str, Evaluation], settings: Settings | None = None, baseline: str | None = None) -> Comparison:
+def compare(
+    evaluations: Mapping[str, Evaluation], settings: Settings | None = None, baseline: str | None = None
+) -> Comparison:
     """Intervals for every run and paired tests of each other run against ``baseline`` (the first by default).
 
     ``baseline="all"`` tests every pair. Holm's correction covers all pairings of one measure, which is one family. Runs
@@ -84,12 +90,19 @@ def compare(evaluations: Mapping[str, Evaluation], settings: Settings | None = N
     if baseline is not None and baseline != ALL_PAIRS and baseline not in evaluations:
         raise InputError(f"baseline {baseline!r} is not one of the runs: {', '.join(names)}")
     reference = baseline or names[0]
-    pairs = list(combinations(names, 2)) if baseline == ALL_PAIRS else [(reference, name) for name in names if name != reference]
+    pairs = (
+        list(combinations(names, 2))
+        if baseline == ALL_PAIRS
+        else [(reference, name) for name in names if name != reference]
+    )
     measures = list(next(iter(evaluations.values())).values)
     intervals = {
         name: {
             measure: bootstrap_interval(
-                list(evaluation.values[measure].values()), level=settings.level, resamples=settings.resamples, seed=settings.seed
+                list(evaluation.values[measure].values()),
+                level=settings.level,
+                resamples=settings.resamples,
+                seed=settings.seed,
             )
             for measure in measures
         }
@@ -104,7 +117,9 @@ def compare(evaluations: Mapping[str, Evaluation], settings: Settings | None = N
     return Comparison(evaluations, intervals, tuple(pairings), settings)
 
 
-def _pair(evaluations: Mapping[str, Evaluation], measure: str, baseline: str, challenger: str, settings: Settings) -> dict[str, Any]:
+def _pair(
+    evaluations: Mapping[str, Evaluation], measure: str, baseline: str, challenger: str, settings: Settings
+) -> dict[str, Any]:
     before, after = evaluations[baseline].values[measure], evaluations[challenger].values[measure]
     # paired by query: a difference of means over different queries would be about the queries
     shared = [query_id for query_id in before if query_id in after]
@@ -117,7 +132,9 @@ def _pair(evaluations: Mapping[str, Evaluation], measure: str, baseline: str, ch
         "challenger": challenger,
         "baseline": baseline,
         "difference": sum(differences) / len(differences),
-        "interval": bootstrap_interval(differences, level=settings.level, resamples=settings.resamples, seed=settings.seed),
+        "interval": bootstrap_interval(
+            differences, level=settings.level, resamples=settings.resamples, seed=settings.seed
+        ),
         "p_value": paired_test(second, first, settings.test, resamples=settings.permutations, seed=settings.seed),
         "wins": sum(value > 0 for value in differences),
         "losses": sum(value < 0 for value in differences),

@@ -1,6 +1,7 @@
 """Attention score homogenisation: how flat are the scores in the middle of a list, and along it.
 
-*Middle zone*: documents at retrieval ranks in the 25th-75th percentile, by the rule of the loss (``list_places.middle_places``).
+*Middle zone*: documents at retrieval ranks in the 25th-75th percentile, by the rule of the loss
+(``list_places.middle_places``).
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ def normalise_scores(scores: Sequence[float]) -> np.ndarray:
 
 
 def middle_zone_std(scores: Sequence[float], ranks: Sequence[int]) -> float | None:
-    """Normalised middle-zone standard deviation of one list: the population standard deviation of the min-max-normalised
-    scores (over the whole list) of the documents in the middle zone. Higher is better, 0 is complete flatlining. None
-    when the zone holds fewer than two documents.
+    """Normalised middle-zone standard deviation of one list: the population standard deviation of the
+    min-max-normalised scores (over the whole list) of the documents in the middle zone. Higher is better, 0 is complete
+    flatlining. None when the zone holds fewer than two documents.
     """
     zone = middle_zone(ranks)
     return float(normalise_scores(scores)[zone].std()) if zone.sum() >= 2 else None
@@ -57,12 +58,14 @@ class PositionCurve:
     irrelevant: np.ndarray  # [N], mean over the others
 
 
-def score_by_position(rows: Sequence[QueryScores], *, by: str = "positions", relevant_from: int = RELEVANT_FROM) -> PositionCurve | None:
+def score_by_position(
+    rows: Sequence[QueryScores], *, by: str = "positions", relevant_from: int = RELEVANT_FROM
+) -> PositionCurve | None:
     """Score by position: the mean over queries of the min-max-normalised score of the document at each place.
 
-    ``by`` is "positions" (places in the prompt) or "ranks" (the retriever's). A flat curve whose relevant and irrelevant
-    parts coincide is homogenisation; high ends with a low middle is 'lost in the middle'. Lists may differ in length.
-    None when there are no rows.
+    ``by`` is "positions" (places in the prompt) or "ranks" (the retriever's). A flat curve whose relevant and
+    irrelevant parts coincide is homogenisation; high ends with a low middle is 'lost in the middle'. Lists may differ
+    in length. None when there are no rows.
     """
     if not rows:
         return None
@@ -81,4 +84,6 @@ def score_by_position(rows: Sequence[QueryScores], *, by: str = "positions", rel
         pick = np.mean if quantile is None else lambda scores: np.quantile(scores, quantile)
         return np.array([pick(scores) if scores else np.nan for scores in bins])
 
-    return PositionCurve(np.arange(1, length + 1), over(values), over(values, 0.25), over(values, 0.75), over(relevant), over(irrelevant))
+    return PositionCurve(
+        np.arange(1, length + 1), over(values), over(values, 0.25), over(values, 0.75), over(relevant), over(irrelevant)
+    )

@@ -1,7 +1,7 @@
 """Effectiveness of a run: any measure of ir-measures by its name, per query and on average, as trec_eval computes it.
 
-Values are fractions (0.5058); only people's tables multiply by 100. A query that is judged but absent from the run counts
-as zero (trec_eval -c) unless ``missing="skip"``; a query that is in the run but not judged is never counted.
+Values are fractions (0.5058); only people's tables multiply by 100. A query that is judged but absent from the run
+counts as zero (trec_eval -c) unless ``missing="skip"``; a query that is in the run but not judged is never counted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ from headrank.errors import InputError
 from headrank.formats import Qrels, Run
 
 Missing = Literal["zero", "skip"]
-_TREC_EVAL_NAMES = {"map": "AP", "recip_rank": "RR", "ndcg": "nDCG", "map_cut_": "AP@", "ndcg_cut_": "nDCG@", "recall_": "R@", "P_": "P@"}
+_TREC_EVAL_NAMES = {
+    "map": "AP",
+    "recip_rank": "RR",
+    "ndcg": "nDCG",
+    "map_cut_": "AP@",
+    "ndcg_cut_": "nDCG@",
+    "recall_": "R@",
+    "P_": "P@",
+}
 _SPOKEN_NAMES = {"ndcg": "nDCG", "recall": "R", "mrr": "RR", "map": "AP", "precision": "P"}  # in any case
 
 
@@ -53,7 +61,9 @@ def parse_measure(name: str) -> Any:
     try:
         measure = ir_measures.parse_measure(_SPOKEN_NAMES.get(word.lower(), word) + rest)
     except (NameError, ValueError, SyntaxError, TypeError, AssertionError, KeyError, IndexError):
-        raise InputError(f"measure {name!r} is not known; write it as ir-measures does: nDCG@10, R@5, RR@10, AP, P(rel=2)@5") from None
+        raise InputError(
+            f"measure {name!r} is not known; write it as ir-measures does: nDCG@10, R@5, RR@10, AP, P(rel=2)@5"
+        ) from None
     cutoff = measure.params.get("cutoff", 1)
     if not isinstance(cutoff, int) or cutoff < 1:  # trec_eval ends the whole process at such a cutoff
         raise InputError(f"measure {name!r}: the cutoff {cutoff} is not a whole number of at least 1")
@@ -66,7 +76,9 @@ def measure_name(name: str) -> str:
 
 
 def tied_queries(run: Run) -> list[str]:
-    """Queries in which two neighbours have the same float32 score, so that trec_eval decides by document id, not by rank."""
+    """Queries in which two neighbours have the same float32 score, so that trec_eval decides by document id, not by
+    rank.
+    """
     tied = []
     for query_id, rows in run.items():
         # float32 as in trec_eval: scores that differ in the eighth digit are equal there, and their order is not ours
@@ -87,13 +99,15 @@ def evaluate_run(
 ) -> Evaluation:
     """Evaluate one run.
 
-    ``by_rank`` trusts the run's rank column instead of its scores (trec_eval trusts the scores). ``query_ids`` restricts
-    the average to some queries. No query left to count is an InputError.
+    ``by_rank`` trusts the run's rank column instead of its scores (trec_eval trusts the scores). ``query_ids``
+    restricts the average to some queries. No query left to count is an InputError.
     """
     import ir_measures
 
     parsed = {str(measure): measure for measure in map(parse_measure, measures)}
-    judged = {query_id: dict(grades) for query_id, grades in qrels.items() if query_ids is None or query_id in query_ids}
+    judged = {
+        query_id: dict(grades) for query_id, grades in qrels.items() if query_ids is None or query_id in query_ids
+    }
     # counted before restricting by results: with "zero" a run that returns nothing for hard queries gains nothing
     absent = judged.keys() - run.keys()
     counted = [query_id for query_id in judged if missing == "zero" or query_id not in absent]
@@ -113,10 +127,14 @@ def evaluate_run(
                 values[str(metric.measure)][metric.query_id] = float(metric.value)
     except (ValueError, RuntimeError, AttributeError, AssertionError, subprocess.SubprocessError) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"measures {', '.join(parsed)} cannot all be computed here ({reason}); leave out those it names") from error
+        raise InputError(
+            f"measures {', '.join(parsed)} cannot all be computed here ({reason}); leave out those it names"
+        ) from error
     return Evaluation(
         values=values,
         num_missing=len(absent),
         num_unjudged=sum(query_id not in qrels for query_id in run),
-        num_tied=0 if by_rank else len(tied_queries({query_id: run[query_id] for query_id in run if query_id in judged})),
+        num_tied=0
+        if by_rank
+        else len(tied_queries({query_id: run[query_id] for query_id in run if query_id in judged})),
     )

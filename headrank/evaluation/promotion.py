@@ -12,7 +12,9 @@ from headrank.evaluation.scored_lists import QueryScores
 
 @dataclass(frozen=True)
 class Promotion:
-    """Counts over all lists of one benchmark: middle-zone documents, and those of them that reached the top quartile."""
+    """Counts over all lists of one benchmark: middle-zone documents, and those of them that reached the top
+    quartile.
+    """
 
     relevant: int
     relevant_promoted: int
@@ -39,8 +41,8 @@ class Promotion:
 
 def promotion(rows: Sequence[QueryScores], *, relevant_from: int = RELEVANT_FROM) -> Promotion:
     """Pool the middle-zone documents (retrieval ranks in the 25th-75th percentile) of all judged lists and count those
-    whose new rank is in the top quartile (new rank <= N/4). Documents that nobody judged count as irrelevant, as in every
-    measure; lists without any judgement are left out.
+    whose new rank is in the top quartile (new rank <= N/4). Documents that nobody judged count as irrelevant, as in
+    every measure; lists without any judgement are left out.
     """
     counts = [0, 0, 0, 0]
     for row in rows:
@@ -57,8 +59,8 @@ def promotion(rows: Sequence[QueryScores], *, relevant_from: int = RELEVANT_FROM
 
 
 def mean_rates(benchmarks: Iterable[Sequence[Promotion]]) -> tuple[float, float, float] | None:
-    """Relevant rate, irrelevant rate and gap: averaged over the seeds of each benchmark, then over benchmarks (each counts
-    once), as the paper's figure does.
+    """Relevant rate, irrelevant rate and gap: averaged over the seeds of each benchmark, then over benchmarks (each
+    counts once), as the paper's figure does.
 
     Seeds and benchmarks that lack either kind of document are left out; None when nothing is left.
     """

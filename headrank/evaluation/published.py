@@ -1,7 +1,7 @@
 """The numbers printed in the paper, as data: always to be shown as the paper's, never as ours. All in percent.
 
-Tables are kept as they are printed so that they can be compared with the page by eye. Methods and benchmarks carry the names
-of this project's registries; "headrank+..." are the rows of the ablation, named as in configs/ablations.yaml.
+Tables are kept as they are printed so that they can be compared with the page by eye. Methods and benchmarks carry the
+names of this project's registries; "headrank+..." are the rows of the ablation, named as in configs/ablations.yaml.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ _TABLE_4 = {  # rank 1 to 8: before | after
     ),
 }
 
-# Figures of the deep analysis: the datasets that are averaged over, and the queries whose attention is shown (Section "Case study" and
+# Figures of the deep analysis: the datasets that are averaged over, and the queries whose attention is shown (Section
+# "Case study" and
 # its appendices). Multi-hop questions are numbered by their place in the file, from 0.
 FIGURE_BENCHMARKS = ("dl19", "dl20", "trec-covid", "nq", "trec-news", "hotpotqa", "2wiki", "musique")
 CASE_STUDIES = (
@@ -94,14 +95,19 @@ CASE_STUDIES = (
     ("dl20", "1131069", "how many sons robert kraft has"),
     ("dbpedia", "QALD2_tr-62", "Who created Wikipedia?"),
     ("hotpotqa", "321", "What occupation was shared by David Yates and Pietro Germi?"),
-    ("hotpotqa", "348", 'Between Joe Orton and Henry James, which author is the adjective "Ortonesque" used to refer to his work?'),
+    (
+        "hotpotqa",
+        "348",
+        'Between Joe Orton and Henry James, which author is the adjective "Ortonesque" used to refer to his work?',
+    ),
     ("2wiki", "104", "Where did the composer of film Camille (1926 Feature Film) die?"),
     ("2wiki", "99", "Who is Marianus V Of Arborea's mother?"),
     ("musique", "4", "When was Lady Godiva's birthplace abolished?"),
     ("musique", "9", "What is the Till dom ensamma performer's birth date?"),
 )
 
-# Section "Deep Analysis": relevant minus irrelevant middle-zone documents promoted to the top quartile, percentage points
+# Section "Deep Analysis": relevant minus irrelevant middle-zone documents promoted to the top quartile, percentage
+# points
 SELECTIVITY_GAP = {"Qwen3-0.6B": 36.6, "Qwen3-1.7B": 40.4, "Qwen3-4B": 43.1}
 PROMOTED_AT_4B = {"relevant": 57.4, "irrelevant": 14.2}
 TRAINING_QUERIES, TRAINING_PAIRS = 211, 91_000  # "about 91K" for the 0.6B and 1.7B models
@@ -133,7 +139,10 @@ def published_numbers() -> list[PublishedNumber]:
 def published_heads() -> dict[str, dict[str, list[Head]]]:
     """Table 4: model -> "before" and "after" -> heads as (layer, head), best first."""
     return {
-        model: {moment: [_read_head(name) for name in listed.split()] for moment, listed in zip(("before", "after"), lists, strict=True)}
+        model: {
+            moment: [_read_head(name) for name in listed.split()]
+            for moment, listed in zip(("before", "after"), lists, strict=True)
+        }
         for model, lists in _TABLE_4.items()
     }
 

@@ -1,7 +1,9 @@
-"""The scores of one list per line, as ``headrank rerank --scores`` writes them: what the analyses of the paper are computed from.
+"""The scores of one list per line, as ``headrank rerank --scores`` writes them: what the analyses of the paper are
+computed from.
 
-A line of scores.jsonl has ``query_id``, ``doc_ids`` in retriever order, ``scores``, ``ranks`` (the retriever's), ``seconds``, ``tokens``,
-``is_shortened``; and, where known, ``positions`` (1-based places in the prompt) and ``grades`` (null where not judged).
+A line of scores.jsonl has ``query_id``, ``doc_ids`` in retriever order, ``scores``, ``ranks`` (the retriever's),
+``seconds``, ``tokens``, ``is_shortened``; and, where known, ``positions`` (1-based places in the prompt) and ``grades``
+(null where not judged).
 """
 
 from __future__ import annotations
@@ -39,7 +41,12 @@ class QueryScores:
             "scores": list(self.scores),
             "ranks": list(self.ranks),
         }
-        row |= {"seconds": self.seconds, "tokens": self.tokens, "is_shortened": self.is_shortened, "positions": list(self.positions)}
+        row |= {
+            "seconds": self.seconds,
+            "tokens": self.tokens,
+            "is_shortened": self.is_shortened,
+            "positions": list(self.positions),
+        }
         return row | ({} if self.grades is None else {"grades": list(self.grades)})
 
     def new_ranks(self) -> list[int]:
@@ -54,9 +61,17 @@ class QueryScores:
 def parse_scores(row: Mapping[str, Any], where: str) -> QueryScores:
     """Check one line of scores.jsonl; ``where`` names it in errors."""
     try:
-        doc_ids, scores, ranks = tuple(map(str, row["doc_ids"])), tuple(map(float, row["scores"])), tuple(map(int, row["ranks"]))
+        doc_ids, scores, ranks = (
+            tuple(map(str, row["doc_ids"])),
+            tuple(map(float, row["scores"])),
+            tuple(map(int, row["ranks"])),
+        )
         positions = tuple(map(int, row.get("positions") or ranks))
-        grades = None if row.get("grades") is None else tuple(None if grade is None else int(grade) for grade in row["grades"])
+        grades = (
+            None
+            if row.get("grades") is None
+            else tuple(None if grade is None else int(grade) for grade in row["grades"])
+        )
         result = QueryScores(
             str(row["query_id"]),
             doc_ids,
@@ -72,7 +87,9 @@ def parse_scores(row: Mapping[str, Any], where: str) -> QueryScores:
         raise InputError(f"{where}: not a line of scores.jsonl ({type(error).__name__}: {error})") from None
     lengths = {len(doc_ids), len(scores), len(ranks), len(positions), len(grades if grades is not None else doc_ids)}
     if len(lengths) != 1 or not all(map(math.isfinite, scores)):
-        raise InputError(f"{where}: query {result.query_id!r} needs as many finite scores, ranks and grades as it has documents")
+        raise InputError(
+            f"{where}: query {result.query_id!r} needs as many finite scores, ranks and grades as it has documents"
+        )
     return result
 
 
@@ -95,4 +112,8 @@ def read_scores(path: str | os.PathLike[str]) -> list[QueryScores]:
 
 def with_grades(rows: Iterable[QueryScores], qrels: Qrels) -> list[QueryScores]:
     """The same lists with their judgements; queries that nobody judged are left out."""
-    return [replace(row, grades=tuple(qrels[row.query_id].get(doc_id) for doc_id in row.doc_ids)) for row in rows if row.query_id in qrels]
+    return [
+        replace(row, grades=tuple(qrels[row.query_id].get(doc_id) for doc_id in row.doc_ids))
+        for row in rows
+        if row.query_id in qrels
+    ]

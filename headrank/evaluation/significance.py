@@ -18,7 +18,9 @@ EXACT_UP_TO = 16  # queries: 65,536 sign patterns are enumerated instead of samp
 _CHUNK = 4096  # resamples drawn at a time, so that memory does not grow with their number
 
 
-def paired_randomisation(first: Sequence[float], second: Sequence[float], *, resamples: int = 100_000, seed: int = 0) -> float:
+def paired_randomisation(
+    first: Sequence[float], second: Sequence[float], *, resamples: int = 100_000, seed: int = 0
+) -> float:
     """Fisher's randomisation test: how often does swapping the two runs per query give a mean difference as large?
 
     Exact for up to 16 queries that differ; else (hits + 1) / (resamples + 1) over random swaps. Equal runs give 1.
@@ -59,7 +61,12 @@ def paired_t(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def paired_test(
-    first: Sequence[float], second: Sequence[float], test: Test = "randomisation", *, resamples: int = 100_000, seed: int = 0
+    first: Sequence[float],
+    second: Sequence[float],
+    test: Test = "randomisation",
+    *,
+    resamples: int = 100_000,
+    seed: int = 0,
 ) -> float:
     """The p-value under the named test."""
     if test == "t":
@@ -80,7 +87,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def bootstrap_interval(values: Sequence[float], *, level: float = 0.95, resamples: int = 10_000, seed: int = 0) -> tuple[float, float]:
+def bootstrap_interval(
+    values: Sequence[float], *, level: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> tuple[float, float]:
     """Percentile bootstrap interval of the mean over queries. One value gives an interval of no width."""
     if not 0 < level < 1:
         raise InputError(f"confidence level {level} is not between 0 and 1")

@@ -1,7 +1,7 @@
 """Many cells in two small files: cells.jsonl.gz (a line per cell: its place and metrics) and scores.jsonl.gz beside it.
 
-An archive is what a repository or a reader keeps of a study. ``find_cells`` reads it like the folder of cells it was made from;
-docs/results_tables.py writes the one of this repository.
+An archive is what a repository or a reader keeps of a study. ``find_cells`` reads it like the folder of cells it was
+made from; docs/results_tables.py writes the one of this repository.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def write_archive(cells: Sequence[Cell], root: str | os.PathLike[str], output: s
     placed = sorted((_place(cell, Path(root)), cell) for cell in cells)
     folder = Path(output)
     _write(folder / CELLS, ({"place": place, "metrics": cell.metrics} for place, cell in placed))
-    lists = ({"place": place, "lists": [row.to_dict() for row in rows]} for place, cell in placed if (rows := cell.scores()))
+    lists = (
+        {"place": place, "lists": [row.to_dict() for row in rows]} for place, cell in placed if (rows := cell.scores())
+    )
     _write(folder / SCORE_LISTS, lists)
     _score_lists.cache_clear()
     return [folder / CELLS, folder / SCORE_LISTS]

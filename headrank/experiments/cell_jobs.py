@@ -1,7 +1,8 @@
 """Cells done: what a cell is made from, its reranking and its measures, and the phases of a matrix.
 
-A cell has two stamps. cell.json says what its ranking was made from, measured.json what it was measured by; so new judgements or other
-measures cost a measurement and no reranking. Cells that share a forward are one phase, in a process of its own.
+A cell has two stamps. cell.json says what its ranking was made from, measured.json what it was measured by; so new
+judgements or other measures cost a measurement and no reranking. Cells that share a forward are one phase, in a process
+of its own.
 """
 
 from __future__ import annotations
@@ -68,9 +69,15 @@ class CellGroup:
     def measurement(self, cell: MatrixCell) -> Artifact:
         """metrics.json: what the ranking depends on, judgements and measures besides."""
         folder = self.output / cell.folder
-        settings = {**self._settings(cell), "measures": list(cell.benchmark.measures), "missing": cell.benchmark.missing}
+        settings = {
+            **self._settings(cell),
+            "measures": list(cell.benchmark.measures),
+            "missing": cell.benchmark.missing,
+        }
         qrels = cell.benchmark.collection / "qrels.txt"
-        return Artifact(folder / METRICS, folder / MEASURED, settings, (*self._reads(cell), qrels, qrels.with_name("qrels.txt.gz")))
+        return Artifact(
+            folder / METRICS, folder / MEASURED, settings, (*self._reads(cell), qrels, qrels.with_name("qrels.txt.gz"))
+        )
 
     def _settings(self, cell: MatrixCell) -> dict[str, Any]:
         return {"cell": cell.identity(), "how": self.settings.of_the_ranking() if cell.model is not None else {}}
@@ -78,11 +85,14 @@ class CellGroup:
     def _reads(self, cell: MatrixCell) -> tuple[Path, ...]:
         """Candidates and query ids; for a reranker texts, heads and the files of the model, too."""
         names = ("run.bm25.txt", *(("queries.tsv", "corpus.jsonl") if cell.model is not None else ()))
-        paths: list[Path | str | None] = [cell.benchmark.collection / f"{name}{end}" for name in names for end in ("", ".gz")]
+        paths: list[Path | str | None] = [
+            cell.benchmark.collection / f"{name}{end}" for name in names for end in ("", ".gz")
+        ]
         paths.append(self.settings.only)
         if cell.model is not None:
             paths += shipped_readouts.files(cell.heads) or [cell.heads]
-            # a model that an earlier phase makes is read although it is not there yet: its state is looked at when its turn comes
+            # a model that an earlier phase makes is read although it is not there yet: its state is looked at when its
+            # turn comes
             paths += [cell.model.path] if Path(cell.model.path).is_dir() or cell.model.is_made_here else []
         return tuple(Path(path) for path in paths if path)
 
@@ -92,8 +102,17 @@ class CellGroup:
         artifacts = [make(cell) for make in (self.ranking, self.measurement) for cell in self.cells]
         more = f" and {', '.join(cell.method for cell in others)} off the same forward" if others else ""
         model = f" on {first.model.path}" if first.model is not None else ""
-        text = f"rerank {first.benchmark.collection} by {first.method}{more}{model}, top {first.depth} in {first.order} order"
-        return Phase(f"cells/{first.folder.as_posix()}", Call(run_cells, (self,), text), tuple(artifacts), tuple(needs), tuple(external))
+        text = (
+            f"rerank {first.benchmark.collection} by {first.method}{more}{model}, top {first.depth} in "
+            f"{first.order} order"
+        )
+        return Phase(
+            f"cells/{first.folder.as_posix()}",
+            Call(run_cells, (self,), text),
+            tuple(artifacts),
+            tuple(needs),
+            tuple(external),
+        )
 
 
 def run_cells(group: CellGroup, do: Callable[[RerankJob], None] = rerank) -> None:
@@ -151,14 +170,20 @@ def measure(cell: MatrixCell, group: CellGroup) -> None:
     qrels = read_qrels(plain_or_gzipped(cell.benchmark.collection, "qrels.txt"))
     only = read_query_ids(group.settings.only) if group.settings.only else None
     # read back from the file: what is measured is what anybody can measure again
-    evaluation = evaluate_run(read_run(folder / RUN), qrels, cell.benchmark.measures, missing=cell.benchmark.missing, query_ids=only)
+    evaluation = evaluate_run(
+        read_run(folder / RUN), qrels, cell.benchmark.measures, missing=cell.benchmark.missing, query_ids=only
+    )
     write_metrics(folder / RUN, facts, evaluation, qrels, cell.benchmark.name)
 
 
 def _write_first_stage(cell: MatrixCell, folder: Path) -> None:
     """A first-stage cell: the run as it is, its scores cut to the depth, no time and no model."""
     candidates = Collection.open(cell.benchmark.collection).run()
-    write_run(folder / RUN, {query_id: [(row.doc_id, row.score) for row in rows] for query_id, rows in candidates.items()}, cell.method)
+    write_run(
+        folder / RUN,
+        {query_id: [(row.doc_id, row.score) for row in rows] for query_id, rows in candidates.items()},
+        cell.method,
+    )
     lists = {query_id: rows[: cell.depth] for query_id, rows in candidates.items()}
     nothing = {"seconds": 0.0, "tokens": 0, "is_shortened": False}
     lines = (

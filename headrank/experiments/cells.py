@@ -1,7 +1,7 @@
 """One result on disk: a directory with run.txt, scores.jsonl and metrics.json, and the search for such directories.
 
-A *cell* is one model, method, benchmark, depth, document order and seed of the matrix; evaluation/scored_lists.py has the lines of
-scores.jsonl.
+A *cell* is one model, method, benchmark, depth, document order and seed of the matrix; evaluation/scored_lists.py has
+the lines of scores.jsonl.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ from headrank.formats import read_json
 from headrank.methods import method_order
 
 RUN, SCORES, METRICS = "run.txt", "scores.jsonl", "metrics.json"
-_NUMBERS = ("depth", "seconds_per_query", "tokens_per_query", "peak_memory_bytes", "layers_used", "num_layers", "success_rate")
+_NUMBERS = (
+    "depth",
+    "seconds_per_query",
+    "tokens_per_query",
+    "peak_memory_bytes",
+    "layers_used",
+    "num_layers",
+    "success_rate",
+)
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,11 @@ def read_cell(path: str | os.PathLike[str]) -> Cell:
 
 def require_cell(metrics: object, where: str) -> Mapping[str, Any]:
     """The metrics of a cell, or an InputError that begins with ``where`` and says what is wrong with them."""
-    if not isinstance(metrics, dict) or not isinstance(metrics.get("measures"), dict) or not {"method", "benchmark"} <= metrics.keys():
+    if (
+        not isinstance(metrics, dict)
+        or not isinstance(metrics.get("measures"), dict)
+        or not {"method", "benchmark"} <= metrics.keys()
+    ):
         raise InputError(f"{where}: not the metrics of a cell; it needs 'method', 'benchmark' and 'measures'")
     if not metrics["measures"]:
         raise InputError(f"{where}: no measure in it; run 'headrank evaluate --write-metrics' again")
@@ -88,7 +100,9 @@ def _require_numbers(where: str, metrics: Mapping[str, Any]) -> None:
         named = values if isinstance(values, dict) else {"per_query": values}
         for name, value in named.items():
             if not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise InputError(f"{where}: {name} is {value!r}, not a number; run 'headrank evaluate --write-metrics' again")
+                raise InputError(
+                    f"{where}: {name} is {value!r}, not a number; run 'headrank evaluate --write-metrics' again"
+                )
 
 
 def find_cells(folder: str | os.PathLike[str]) -> list[Cell]:
@@ -102,19 +116,31 @@ def find_cells(folder: str | os.PathLike[str]) -> list[Cell]:
         raise InputError(f"{root}: no such folder of results; make one with 'headrank benchmark run --output {root}'")
     cells = [read_cell(path.parent) for path in sorted(root.rglob(METRICS))]
     if not cells:
-        raise InputError(f"{root}: no {METRICS} in it or below; run 'headrank benchmark run' or 'headrank evaluate --write-metrics' first")
+        raise InputError(
+            f"{root}: no {METRICS} in it or below; run 'headrank benchmark run' or 'headrank evaluate "
+            "--write-metrics' first"
+        )
     return sorted(with_short_models(cells), key=cell_key)
 
 
 def with_short_models(cells: Sequence[Cell]) -> list[Cell]:
-    """The cells with models named as people name them: of a path or hub name the last parts that still tell the models apart."""
+    """The cells with models named as people name them: of a path or hub name the last parts that still tell the
+    models apart.
+    """
     full = {cell.model for cell in cells}
-    ends = {name: ["/".join(name.strip("/").split("/")[-count:]) for count in range(1, name.count("/") + 2)] for name in full}
-    short = {
-        name: next((end for end in ends[name] if sum(end in other for other in ends.values()) == 1), name) if "/" in name else name
+    ends = {
+        name: ["/".join(name.strip("/").split("/")[-count:]) for count in range(1, name.count("/") + 2)]
         for name in full
     }
-    return [replace(cell, metrics={**cell.metrics, "model": short[cell.model]}) if cell.model else cell for cell in cells]
+    short = {
+        name: next((end for end in ends[name] if sum(end in other for other in ends.values()) == 1), name)
+        if "/" in name
+        else name
+        for name in full
+    }
+    return [
+        replace(cell, metrics={**cell.metrics, "model": short[cell.model]}) if cell.model else cell for cell in cells
+    ]
 
 
 def cell_key(cell: Cell) -> tuple:

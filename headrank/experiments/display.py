@@ -17,7 +17,13 @@ from rich.text import Text
 from headrank.experiments.phases import Phase
 from headrank.experiments.processes import RunningPhase
 
-MARKS = {"done": "[green]✓[/]", "valid": "[dim green]✓[/]", "failed": "[red]✗[/]", "blocked": "[red]·[/]", "stopped": "[yellow]◼[/]"}
+MARKS = {
+    "done": "[green]✓[/]",
+    "valid": "[dim green]✓[/]",
+    "failed": "[red]✗[/]",
+    "blocked": "[red]·[/]",
+    "stopped": "[yellow]◼[/]",
+}
 MAX_WAITING = 5  # phases shown of those that still wait
 LINES_OF_A_FAILURE = 15
 
@@ -117,7 +123,9 @@ class LiveDisplay(PlainDisplay):
             self.console.print(f"{MARKS[state]} [bold red]{escape(running.phase.name)}[/]", highlight=False)
             super().ended(running, state)
             return
-        self.console.print(f"{MARKS[state]} [bold]{escape(running.phase.name)}[/] {duration(running.seconds)}", highlight=False)
+        self.console.print(
+            f"{MARKS[state]} [bold]{escape(running.phase.name)}[/] {duration(running.seconds)}", highlight=False
+        )
         if running.phase.prints and state == "done":
             self.console.print(Text(_indented(_output(running)), style="dim"))
 
@@ -138,7 +146,9 @@ class LiveDisplay(PlainDisplay):
         for running in self.running:
             before = self.expected.get(running.phase.name)
             took = duration(running.seconds) + (f" of about {duration(before)}" if before else "")
-            table.add_row(self._spinner, Text(running.phase.name, style="bold"), took, Text(running.last_line(), style="dim"))
+            table.add_row(
+                self._spinner, Text(running.phase.name, style="bold"), took, Text(running.last_line(), style="dim")
+            )
         waiting = [phase.name for phase in self.phases if self.states[phase.name] == "waiting"]
         for name in waiting[:MAX_WAITING]:
             table.add_row(Text("·", style="dim"), Text(name, style="dim"), "", "")
@@ -164,7 +174,8 @@ class LiveDisplay(PlainDisplay):
 
 def _output(running: RunningPhase) -> list[str]:
     """The lines of this attempt, without progress bars, which overwrite themselves."""
-    lines = running.log.read_bytes().decode("utf-8", "replace").split("\n")  # not as text, which would make a "\r" a new line
+    # not as text, which would make a "\r" a new line
+    lines = running.log.read_bytes().decode("utf-8", "replace").split("\n")
     begins = [number for number, line in enumerate(lines) if line.startswith("--- ")]
     return [line for line in lines[begins[-1] + 1 if begins else 0 :] if line.strip() and "\r" not in line]
 

@@ -1,4 +1,6 @@
-"""A cell that another cell and its first stage make together: no model is read, so it is a phase of its own that takes moments."""
+"""A cell that another cell and its first stage make together: no model is read, so it is a phase of its own that
+takes moments.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class FusedCell:
         """The phase that makes it."""
         folder, collection = self.output / self.cell.folder, self.cell.benchmark.collection
         reads = [self.output / self.source.folder / RUN, *(collection / f"run.bm25.txt{end}" for end in ("", ".gz"))]
-        reads += [collection / f"qrels.txt{end}" for end in ("", ".gz")] + ([Path(self.settings.only)] if self.settings.only else [])
+        reads += [collection / f"qrels.txt{end}" for end in ("", ".gz")] + (
+            [Path(self.settings.only)] if self.settings.only else []
+        )
         settings = {"cell": self.cell.identity(), "weight": self.weight, "measures": list(self.cell.benchmark.measures)}
         made = Artifact(folder / METRICS, folder / MEASURED, settings, tuple(reads))
         text = f"fuse {self.source.folder.as_posix()} with its first stage, weight {self.weight:g}"
@@ -49,7 +53,9 @@ def fuse_cell(fused: FusedCell) -> None:
     runs = fuse_runs(first_stage, read_run(source / RUN), fused.cell.depth, fused.weight)
     folder.mkdir(parents=True, exist_ok=True)
     write_run(folder / RUN, runs, "fused")
-    write_jsonl(folder / SCORES, (_with_scores(row.to_dict(), dict(runs[row.query_id])) for row in read_scores(source / SCORES)))
+    write_jsonl(
+        folder / SCORES, (_with_scores(row.to_dict(), dict(runs[row.query_id])) for row in read_scores(source / SCORES))
+    )
     shutil.copyfile(source / META, folder / META)  # what it cost is what the reranking cost
     measure(fused.cell, CellGroup((fused.cell,), fused.settings, fused.output))
 

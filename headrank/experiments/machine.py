@@ -31,8 +31,8 @@ def free_gigabytes() -> float:
 def choose_processes(memory: Path, tensor_parallel: int) -> int:
     """Two data-parallel ranks where cores and memory allow it, else one.
 
-    A choice that was written to ``memory`` is kept: free memory changes from minute to minute, and the same training on another
-    number of ranks would be another training.
+    A choice that was written to ``memory`` is kept: free memory changes from minute to minute, and the same training on
+    another number of ranks would be another training.
     """
     if memory.is_file():
         text = memory.read_text(encoding="ascii").strip()
@@ -58,7 +58,9 @@ def gpus() -> list[str]:
 
 
 def environment(jobs: int, processes: int) -> dict[str, str]:
-    """Variables of one of ``jobs`` phases that run at a time, each of ``processes`` processes; what the user set stays."""
+    """Variables of one of ``jobs`` phases that run at a time, each of ``processes`` processes; what the user set
+    stays.
+    """
     threads = max(1, num_cores() // (jobs * processes))
     wanted = {**QUIET_THREADS, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
     return {name: value for name, value in wanted.items() if name not in os.environ}

@@ -1,7 +1,7 @@
 """The plan of a benchmark matrix: which cells there are, where each lies, and which of them this process does.
 
-A cell is model x method x benchmark at one depth, document order and seed. Its directory and its settings are fixed by the
-plan, so that any process of a job array finds the same cells, and a finished cell is never computed again.
+A cell is model x method x benchmark at one depth, document order and seed. Its directory and its settings are fixed by
+the plan, so that any process of a job array finds the same cells, and a finished cell is never computed again.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ _NAMELESS = ("hf", "model")  # folders in which a study puts the models of its r
 
 @dataclass(frozen=True)
 class MatrixBenchmark:
-    """A collection to rerank: its folder, candidates per query, measures (the leading one first), treatment of missing queries."""
+    """A collection to rerank: its folder, candidates per query, measures (the leading one first), treatment of
+    missing queries.
+    """
 
     name: str
     collection: Path
     depth: int
     measures: tuple[str, ...]
     missing: Missing = "zero"
-    retriever: str | None = None  # the first-stage method whose run it has, where that is known; others have no row there
+    # the first-stage method whose run it has, where that is known; others have no row there
+    retriever: str | None = None
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,18 @@ class MatrixCell:
 
     def identity(self) -> dict[str, Any]:
         """What names the cell; the files behind it are looked at by content, size and time (see cell_jobs)."""
-        model = {"name": self.model.name, "path": self.model.path, "seed": self.model.seed} if self.model is not None else None
-        return {"model": model, "method": self.method, "benchmark": self.benchmark.name, "depth": self.depth, "order": self.order}
+        model = (
+            {"name": self.model.name, "path": self.model.path, "seed": self.model.seed}
+            if self.model is not None
+            else None
+        )
+        return {
+            "model": model,
+            "method": self.method,
+            "benchmark": self.benchmark.name,
+            "depth": self.depth,
+            "order": self.order,
+        }
 
 
 def plan_cells(
@@ -95,9 +108,14 @@ def plan_cells(
     cells = []
     for benchmark in benchmarks:
         if Collection.open(benchmark.collection).run_path is None:
-            raise InputError(f"benchmark {benchmark.name}: {benchmark.collection} has no first-stage run; make it with 'headrank retrieve'")
+            raise InputError(
+                f"benchmark {benchmark.name}: {benchmark.collection} has no first-stage run; make it with 'headrank "
+                "retrieve'"
+            )
         if Collection.open(benchmark.collection).qrels_path is None:
-            raise InputError(f"benchmark {benchmark.name}: {benchmark.collection} has no qrels.txt, and cells are measured by it")
+            raise InputError(
+                f"benchmark {benchmark.name}: {benchmark.collection} has no qrels.txt, and cells are measured by it"
+            )
         for depth in depths or (benchmark.depth,):
             cells += [
                 MatrixCell(None, method, None, benchmark, depth, "retriever")
@@ -116,14 +134,17 @@ def plan_cells(
     twice = sorted({str(folder) for folder in folders if folders.count(folder) > 1})
     if twice:
         raise InputError(
-            f"two cells would share {twice[0]}; models are called by the last part of their path: rename one, or write a study file, "
+            f"two cells would share {twice[0]}; models are called by the last part of their path: rename one, or "
+            "write a study file, "
             "where a row has a name, a seed and a variant"
         )
     return cells
 
 
 def share_forwards(cells: Sequence[MatrixCell]) -> list[list[MatrixCell]]:
-    """The cells grouped by forward: attention methods that read one model over the same lists; every other cell alone."""
+    """The cells grouped by forward: attention methods that read one model over the same lists; every other cell
+    alone.
+    """
     groups: dict[object, list[MatrixCell]] = {}
     for cell in cells:
         is_attention = find_method(cell.base_method).kind == "attention"
@@ -140,7 +161,8 @@ def find_heads(model: MatrixModel, method: str, heads: Mapping[str, str]) -> str
     if not known.needs_heads or (method == "headrank" and _brings_heads(model.path)):
         return None
     raise InputError(
-        f"method {method!r} on {model.name} needs heads: run 'headrank select-heads --method {known.selection} --output FILE' on that "
+        f"method {method!r} on {model.name} needs heads: run 'headrank select-heads --method {known.selection} "
+        "--output FILE' on that "
         "model and give FILE with `heads`"
     )
 
@@ -151,7 +173,9 @@ def _brings_heads(model: str) -> bool:
 
 
 def model_name(path: str) -> str:
-    """What a model is called in tables: the last part of its path, or the part before where that says nothing: runs/demo/model is demo."""
+    """What a model is called in tables: the last part of its path, or the part before where that says nothing:
+    runs/demo/model is demo.
+    """
     place = Path(path)
     return place.parent.name if place.name in _NAMELESS and place.parent.name else place.name or path
 
@@ -172,7 +196,8 @@ def parse_shard(text: str | None, environment: Mapping[str, str]) -> tuple[int, 
         index, count = int(environment["SLURM_ARRAY_TASK_ID"]) - first, int(environment["SLURM_ARRAY_TASK_COUNT"])
         if index >= count or (last is not None and int(last) - first + 1 != count):
             raise InputError(
-                f"SLURM array of {count} tasks with gaps (this one is {index + first}): cells cannot be counted off by them; "
+                f"SLURM array of {count} tasks with gaps (this one is {index + first}): cells cannot be counted off "
+                "by them; "
                 f"give `shard` I/N or an array of 0-{count - 1}"
             )
         return index, count

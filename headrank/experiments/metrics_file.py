@@ -41,8 +41,8 @@ def make_metrics(facts: Mapping[str, Any], evaluation: Evaluation, benchmark: st
 
 
 def success_rate(facts: Mapping[str, Any]) -> float | None:
-    """The share of answers in a readable format: RankGPT's own count (half of the identifiers of a window), 1 for the methods
-    that write nothing and so cannot fail, None for first-stage rankers, which have no format.
+    """The share of answers in a readable format: RankGPT's own count (half of the identifiers of a window), 1 for the
+    methods that write nothing and so cannot fail, None for first-stage rankers, which have no format.
     """
     success = facts.get("success")
     if isinstance(success, Mapping) and success.get("half") is not None:
@@ -62,12 +62,18 @@ def read_facts(run_path: str | os.PathLike[str]) -> dict[str, Any]:
     return facts
 
 
-def write_metrics(run_path: str | os.PathLike[str], facts: Mapping[str, Any], evaluation: Evaluation, qrels: Qrels, benchmark: str) -> Path:
-    """Write metrics.json beside a run, and put the judgements into scores.jsonl so that the analyses need nothing else."""
+def write_metrics(
+    run_path: str | os.PathLike[str], facts: Mapping[str, Any], evaluation: Evaluation, qrels: Qrels, benchmark: str
+) -> Path:
+    """Write metrics.json beside a run, and put the judgements into scores.jsonl so that the analyses need nothing
+    else.
+    """
     folder = Path(run_path).parent
     if (folder / SCORES).is_file():
         rows = read_scores(folder / SCORES)
         judged = {row.query_id: row for row in with_grades(rows, qrels)}
-        write_jsonl(folder / SCORES, (judged.get(row.query_id, dataclasses.replace(row, grades=None)).to_dict() for row in rows))
+        write_jsonl(
+            folder / SCORES, (judged.get(row.query_id, dataclasses.replace(row, grades=None)).to_dict() for row in rows)
+        )
     write_json(folder / METRICS, make_metrics(facts, evaluation, benchmark))
     return folder / METRICS

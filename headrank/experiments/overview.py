@@ -28,12 +28,16 @@ def overview(planned: StudyPlan) -> list[RenderableType]:
         reason, seconds = reasons[phase.name], phase.seconds_before()
         mark = Text("✓", style="green") if reason is None else Text("·", style="yellow")
         took = duration(seconds) if seconds else ""
-        table.add_row(mark, Text(phase.name, style="dim" if reason is None else "bold"), took, Text(reason or "done", style="dim"))
+        table.add_row(
+            mark, Text(phase.name, style="dim" if reason is None else "bold"), took, Text(reason or "done", style="dim")
+        )
     return [table, Text(_summary(phases, reasons, output))]
 
 
 def phase_states(phases: Sequence[Phase]) -> dict[str, str | None]:
-    """Phase -> None where it is done, else why not: its own reason, or the phase that has to be done before it can be told."""
+    """Phase -> None where it is done, else why not: its own reason, or the phase that has to be done before it can
+    be told.
+    """
     reasons: dict[str, str | None] = {}
     for phase in phases:
         reason = phase.why_stale()

@@ -1,4 +1,6 @@
-"""A phase of a study: what it makes, what it reads, what must be done before, and how it is done (a command or a Python call)."""
+"""A phase of a study: what it makes, what it reads, what must be done before, and how it is done (a command or a
+Python call).
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Command:
 
 @dataclass(frozen=True)
 class Call:
-    """A Python function and its arguments, which are pickled; it runs in a process of its own, so that its peak memory is its own."""
+    """A Python function and its arguments, which are pickled; it runs in a process of its own, so that its peak
+    memory is its own.
+    """
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -74,17 +78,25 @@ class Phase:
         """What the whole phase took the last time; None where the last attempt was not finished."""
         stamps = [artifact.stamp for artifact in self.artifacts]
         # the seconds of an attempt that was stopped are no estimate of a whole one
-        return self.seconds_before() if stamps and all(stamp is not None and stamp.is_complete for stamp in stamps) else None
+        return (
+            self.seconds_before()
+            if stamps and all(stamp is not None and stamp.is_complete for stamp in stamps)
+            else None
+        )
 
 
 def select_phases(phases: Sequence[Phase], only: Sequence[str]) -> list[Phase]:
-    """The phases whose names are, or begin with, one of ``only``; all of them without it. An unknown name is an InputError."""
+    """The phases whose names are, or begin with, one of ``only``; all of them without it. An unknown name is an
+    InputError.
+    """
     if not only:
         return list(phases)
     for wanted in only:
         if not any(_is_below(phase.name, wanted) for phase in phases):
             groups = list(dict.fromkeys(phase.name.partition("/")[0] for phase in phases))
-            raise InputError(f"`only` {wanted}: no such phase; there are {', '.join(groups)} ('headrank experiment show' lists all)")
+            raise InputError(
+                f"`only` {wanted}: no such phase; there are {', '.join(groups)} ('headrank experiment show' lists all)"
+            )
     # in the order of the plan and not of the flag: phases stand after what they need
     return [phase for phase in phases if any(_is_below(phase.name, wanted) for wanted in only)]
 
@@ -94,7 +106,9 @@ def _is_below(name: str, wanted: str) -> bool:
 
 
 def check_plan(phases: Sequence[Phase]) -> None:
-    """Names are unique, and every need is an earlier phase: the plan is a graph without cycles, in an order that can be done."""
+    """Names are unique, and every need is an earlier phase: the plan is a graph without cycles, in an order that can
+    be done.
+    """
     seen: set[str] = set()
     for phase in phases:
         assert phase.name not in seen, f"two phases are called {phase.name}"
@@ -118,13 +132,19 @@ def require_inputs(chosen: Sequence[Phase], phases: Sequence[Phase]) -> None:
             _refuse_own_output(phase, path, phases)
         for need in (by_name[name] for name in phase.needs if name not in names):
             if not all(artifact.exists for artifact in need.artifacts):
-                raise InputError(f"{phase.name} needs {need.name}, which is not done; choose it too: `only` {need.name} {phase.name}")
+                raise InputError(
+                    f"{phase.name} needs {need.name}, which is not done; choose it too: `only` {need.name} {phase.name}"
+                )
 
 
 def _refuse_own_output(phase: Phase, path: Path, phases: Sequence[Phase]) -> None:
-    """What is read must not lie where the study writes: an artefact of other settings is removed before it is made again."""
+    """What is read must not lie where the study writes: an artefact of other settings is removed before it is made
+    again.
+    """
     for other in phases:
         for artifact in other.artifacts:
             # a stale artefact is removed before it is made: reading from it would remove the input
             if path.resolve().is_relative_to(artifact.path.resolve()):
-                raise InputError(f"{phase.name} reads {path}, which {other.name} would replace; choose another output for the study")
+                raise InputError(
+                    f"{phase.name} reads {path}, which {other.name} would replace; choose another output for the study"
+                )

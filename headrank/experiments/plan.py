@@ -1,8 +1,8 @@
 """From a recipe to phases: the plan that every part adds to, the training lists, and what the parts have in common.
 
-What a run does not change it shares: an artefact lies in OUTPUT when its settings are those of the recipe, else in OUTPUT/RUN.
-Each phase names the settings and files that decide what it makes, and nothing else; so a new learning rate makes trainings stale,
-and neither pairs nor heads.
+What a run does not change it shares: an artefact lies in OUTPUT when its settings are those of the recipe, else in
+OUTPUT/RUN. Each phase names the settings and files that decide what it makes, and nothing else; so a new learning rate
+makes trainings stale, and neither pairs nor heads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ HEADRANK = (sys.executable, "-m", "headrank")
 COMPLETE = "training_complete.json"  # pretrain_headrank.py writes it last
 _NO_INFLUENCE = {"save_interval", "keep_checkpoints", "picture", "shared_reference"}  # settings that change no number
 COLLECTION_FILES = ("queries.tsv", "qrels.txt", "run.bm25.txt", "corpus.jsonl")
-PAIRS_FILES = ("contexts.jsonl", "pairs.jsonl")  # by name: the folder also holds a cache of tokens, which decides nothing
+# by name: the folder also holds a cache of tokens, which decides nothing
+PAIRS_FILES = ("contexts.jsonl", "pairs.jsonl")
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class RunPlaces:
     final: Path | None
     phases: dict[str, str] = field(default_factory=dict)  # heads_before, trained, heads_after, final -> phase
     train_folder: Path | None = None
-    steps: dict[int, tuple[Path, str]] = field(default_factory=dict)  # kept checkpoint -> (its model, the phase that makes it)
+    # kept checkpoint -> (its model, the phase that makes it)
+    steps: dict[int, tuple[Path, str]] = field(default_factory=dict)
 
 
 @dataclass
@@ -63,7 +65,9 @@ class Plan:
         """The stamp of a phase, or of one of several things that it makes."""
         return self.output / STAMPS / f"{phase}.json"
 
-    def artifact(self, phase: str, path: Path, settings: dict[str, Any], reads: tuple[Path, ...] = (), marker: str = "") -> Artifact:
+    def artifact(
+        self, phase: str, path: Path, settings: dict[str, Any], reads: tuple[Path, ...] = (), marker: str = ""
+    ) -> Artifact:
         """What a phase makes at ``path``."""
         return Artifact(path, self.stamp(phase), settings, reads, marker)
 
@@ -80,7 +84,11 @@ class Plan:
 
 def dump(settings: Settings | None, *, without: Collection[str] = ()) -> dict[str, Any]:
     """Settings as plain values for a stamp: defaults and what changes no number are left out."""
-    return {} if settings is None else settings.model_dump(mode="json", exclude_defaults=True, exclude=_NO_INFLUENCE | set(without))
+    return (
+        {}
+        if settings is None
+        else settings.model_dump(mode="json", exclude_defaults=True, exclude=_NO_INFLUENCE | set(without))
+    )
 
 
 def flags_of(settings: Settings, *, without: Collection[str] = ()) -> list[str]:
@@ -95,7 +103,9 @@ def flags_of(settings: Settings, *, without: Collection[str] = ()) -> list[str]:
 
 
 def collection_reads(folders: Sequence[Path]) -> tuple[Path, ...]:
-    """The files of collections that decide lists, plain or compressed: one of the two is missing, which is a state like others."""
+    """The files of collections that decide lists, plain or compressed: one of the two is missing, which is a state
+    like others.
+    """
     return tuple(folder / f"{name}{end}" for folder in folders for name in COLLECTION_FILES for end in ("", ".gz"))
 
 

@@ -1,7 +1,8 @@
-"""From the rows of a study to cells: which model and heads a row reads in which run, on which lists, and after which phases.
+"""From the rows of a study to cells: which model and heads a row reads in which run, on which lists, and after which
+phases.
 
-A row that reads what a run made gives one cell per run. Training seeds become the seeds of one model; named runs become variants
-of the method (headrank+no-omega). A row that reads nothing of a run gives one cell for the whole study.
+A row that reads what a run made gives one cell per run. Training seeds become the seeds of one model; named runs become
+variants of the method (headrank+no-omega). A row that reads nothing of a run gives one cell for the whole study.
 """
 
 from __future__ import annotations
@@ -107,8 +108,13 @@ def _add_groups(plan: Plan, planned: list[PlannedCell]) -> dict[Path, str]:
     for each in planned:
         cell = each.cell
         shares = plan.loaded.study.measure.share_forward and find_method(cell.base_method).kind == "attention"
-        is_trained = cell.heads in shipped_readouts.TRAINED  # 'embedded' with these is another model than with other heads
-        key: object = (cell.model, is_trained, cell.benchmark.name, cell.depth, cell.order, each.settings) if shares else cell.folder
+        # 'embedded' with these is another model than with other heads
+        is_trained = cell.heads in shipped_readouts.TRAINED
+        key: object = (
+            (cell.model, is_trained, cell.benchmark.name, cell.depth, cell.order, each.settings)
+            if shares
+            else cell.folder
+        )
         group = groups.setdefault(key, _Group())
         settings[key] = each.settings
         group.cells.append(cell)
@@ -134,7 +140,8 @@ def _add_fused(plan: Plan, planned: PlannedCell, read: list[PlannedCell], made_b
     found = next((each.cell for each in read if identity(each) == identity(planned)), None)
     if found is None:
         raise InputError(
-            f"{plan.loaded.path}: measure.rows: {planned.cell.method} has 'fuse', and no row without it reads the same model, heads "
+            f"{plan.loaded.path}: measure.rows: {planned.cell.method} has 'fuse', and no row without it reads the "
+            "same model, heads "
             "and layout; add that row"
         )
     assert planned.row.fuse is not None
@@ -155,7 +162,9 @@ def _plan_benchmark(plan: Plan, name: str, benchmark: Benchmark) -> PlannedBench
         measures = tuple(map(measure_name, benchmark.measures or known.measures))
         home = plan.output / "benchmarks" if benchmark.prepare else benchmark_home()
         # the paper averages over the queries that have candidates
-        matrix = MatrixBenchmark(known.name, home / known.name, known.depth, measures, missing="skip", retriever=known.retriever)
+        matrix = MatrixBenchmark(
+            known.name, home / known.name, known.depth, measures, missing="skip", retriever=known.retriever
+        )
         remedy = f"make it with 'headrank benchmark prepare {known.name} --from ...', or give benchmarks.{name}.prepare"
         if benchmark.prepare is not None:
             needs = (_plan_preparation(plan, known.name, benchmark.prepare),)
@@ -236,7 +245,11 @@ def _sources(plan: Plan, row: Row) -> list[tuple[str, int | None, Source]]:
     if not plan.loaded.study.seeds:
         # a row that reads nothing of a run would otherwise be measured once per run, with equal numbers
         is_one = len(set(found.values())) == 1
-        return [("", None, next(iter(found.values())))] if is_one else [(name, None, source) for name, source in found.items()]
+        return (
+            [("", None, next(iter(found.values())))]
+            if is_one
+            else [(name, None, source) for name, source in found.items()]
+        )
     names = {name: plan.loaded.names[name] for name in found}
     has_several = len({run for run, _ in names.values()}) > 1
     if row.model == "base" and row.heads != "after":  # the same for every seed
@@ -247,7 +260,11 @@ def _sources(plan: Plan, row: Row) -> list[tuple[str, int | None, Source]]:
         return [(run, None, source) for run, source in first.items()]
     is_base = row.model == "base"  # heads of a seed in the untrained model are variants of it
     return [
-        ("-".join(filter(None, (run if has_several else "", str(seed) if is_base else ""))), None if is_base else seed, found[name])
+        (
+            "-".join(filter(None, (run if has_several else "", str(seed) if is_base else ""))),
+            None if is_base else seed,
+            found[name],
+        )
         for name, (run, seed) in names.items()
     ]
 
@@ -258,7 +275,9 @@ def _step_sources(plan: Plan, runs: list[RunPlaces]) -> Iterator[tuple[str, int 
     for places in runs:
         run, seed = plan.loaded.names[places.name]
         if not places.steps:
-            raise InputError(f"{plan.loaded.path}: measure.rows: model 'steps' needs checkpoints that are kept: training.keep_steps")
+            raise InputError(
+                f"{plan.loaded.path}: measure.rows: model 'steps' needs checkpoints that are kept: training.keep_steps"
+            )
         for step, (path, phase) in places.steps.items():
             name = "-".join(filter(None, (run if has_several else "", f"step-{step}")))
             yield name, seed, Source(str(path), None, (phase,), is_made_here=True)
@@ -268,7 +287,9 @@ def _given_model(row: Row, path: str) -> Source:
     """A model that nobody makes here, with the heads of the row or its own."""
     folder = (Path(path),) if Path(path).is_dir() else ()
     if row.heads is not None:
-        return Source(path, Path(row.heads), (), (*folder, *(() if row.heads in shipped_readouts.NAMES else (Path(row.heads),))))
+        return Source(
+            path, Path(row.heads), (), (*folder, *(() if row.heads in shipped_readouts.NAMES else (Path(row.heads),)))
+        )
     its_own = (Path(path) / "headrank.json",) if METHODS[row.method].needs_heads and not is_embedded(path) else ()
     return Source(path, None, (), (*folder, *its_own))
 
@@ -281,7 +302,8 @@ def _source(plan: Plan, row: Row, places: RunPlaces) -> Source:
     if path is None:
         run = f" of run '{places.name}'" if places.name else ""
         raise InputError(
-            f"{plan.loaded.path}: measure.rows: {row.method} reads the {row.model} model{run}, and there is none: training or export "
+            f"{plan.loaded.path}: measure.rows: {row.method} reads the {row.model} model{run}, and there is none: "
+            "training or export "
             "is null; say model: base"
         )
     return Source(str(path), heads, given_phases(places.phases[row.model], heads_phase), external, is_made_here=True)
@@ -301,7 +323,8 @@ def _heads(plan: Plan, row: Row, places: RunPlaces) -> tuple[Path | None, str, t
         path = places.heads_before if wanted == "before" else places.heads_after
         if path is None:
             raise InputError(
-                f"{plan.loaded.path}: measure.rows: {row.method} wants the heads {wanted} training, and none are selected then; "
+                f"{plan.loaded.path}: measure.rows: {row.method} wants the heads {wanted} training, and none are "
+                "selected then; "
                 "set heads or reselect, or give a heads.json"
             )
         phase = places.phases.get(f"heads_{wanted}", "")
@@ -314,7 +337,9 @@ def _heads(plan: Plan, row: Row, places: RunPlaces) -> tuple[Path | None, str, t
     if wanted in recipe.selections:
         return plan_selection(plan, places.name, recipe, wanted)
     if wanted in POLICIES:
-        raise InputError(f"{plan.loaded.path}: measure.rows: {row.method} wants heads of '{wanted}'; add it to heads.methods")
+        raise InputError(
+            f"{plan.loaded.path}: measure.rows: {row.method} wants heads of '{wanted}'; add it to heads.methods"
+        )
     return Path(wanted), "", () if wanted in shipped_readouts.NAMES else (Path(wanted),)
 
 

@@ -39,7 +39,16 @@ def plan_heads(plan: Plan, run: str, recipe: Recipe) -> tuple[Path, str]:
         return heads_path(plan, run, recipe, "niah"), plan_needles(plan, run, recipe)
     phase, folder = selection_phase(plan, run, recipe), heads_path(plan, run, recipe, attention[0]).parent
     lists = selection_lists(plan, run, recipe)
-    words = [*HEADRANK, "select-heads", "--method", *attention, "--model", recipe.model, *lists.flags, *selection_flags(plan, heads)]
+    words = [
+        *HEADRANK,
+        "select-heads",
+        "--method",
+        *attention,
+        "--model",
+        recipe.model,
+        *lists.flags,
+        *selection_flags(plan, heads),
+    ]
     output = folder / "heads.json"
     settings = _head_settings(recipe)
     reads = (*lists.reads, *model_reads(recipe.model))
@@ -88,9 +97,16 @@ def needles_phase(plan: Plan, run: str, recipe: Recipe) -> str:
 
 
 def _head_settings(recipe: Recipe) -> dict[str, Any]:
-    values = {"model": recipe.model, "prompt": dump(recipe.prompt), "heads": dump(recipe.heads), "data": dump(recipe.data)}
+    values = {
+        "model": recipe.model,
+        "prompt": dump(recipe.prompt),
+        "heads": dump(recipe.heads),
+        "data": dump(recipe.data),
+    }
     values |= {"labels": dump(recipe.labels)} if recipe.labels is not None else {}
-    return values | ({"pairs": dump(recipe.pairs)} if recipe.heads is not None and recipe.heads.collections == "pairs" else {})
+    return values | (
+        {"pairs": dump(recipe.pairs)} if recipe.heads is not None and recipe.heads.collections == "pairs" else {}
+    )
 
 
 def _same_heads(recipe: Recipe, base: Recipe) -> bool:
@@ -115,7 +131,10 @@ def selection_lists(plan: Plan, run: str, recipe: Recipe) -> SelectionLists:
         return SelectionLists(("--contexts", str(folder)), pairs_reads(folder), (phase,))
     folders = heads.collections or recipe.data.collections
     queries = heads.queries or (recipe.data.train_queries if heads.collections is None else None)
-    flags, needs = collection_flags(folders), tuple(phase.name for phase in plan.phases if phase.name.startswith("retrieve/"))
+    flags, needs = (
+        collection_flags(folders),
+        tuple(phase.name for phase in plan.phases if phase.name.startswith("retrieve/")),
+    )
     external = () if needs else collection_files(folders)
     if heads.queries_per_topic is not None and queries is not None:
         queries, phase = _plan_selection_queries(plan, queries, heads.queries_per_topic)
@@ -131,7 +150,9 @@ def selection_lists(plan: Plan, run: str, recipe: Recipe) -> SelectionLists:
 
 def _plan_selection_queries(plan: Plan, queries: Path, per_topic: int) -> tuple[Path, str]:
     output = plan.output / "selection.qids"
-    call = Call(write_selection_queries, (queries, per_topic, output), f"{per_topic} query per topic of {queries} into {output}")
+    call = Call(
+        write_selection_queries, (queries, per_topic, output), f"{per_topic} query per topic of {queries} into {output}"
+    )
     made = plan.artifact("selection-queries", output, {"queries_per_topic": per_topic}, (queries,))
     return output, plan.add(Phase("selection-queries", call, (made,), external=(queries,)))
 
@@ -145,5 +166,9 @@ def selection_flags(plan: Plan, heads: Heads) -> list[str]:
     words += ["--per-query"] if heads.per_query else []
     for name in ("prune", "top_k", "temperature", "entropy_weight", "contrast", "gold_grade"):
         value = getattr(heads, name)
-        words += [f"--{name.replace('_', '-')}", str(value)] if value is not None and not (name == "prune" and value == 0) else []
+        words += (
+            [f"--{name.replace('_', '-')}", str(value)]
+            if value is not None and not (name == "prune" and value == 0)
+            else []
+        )
     return words

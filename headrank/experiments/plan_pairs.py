@@ -5,7 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from headrank.experiments.phases import Command, Phase
-from headrank.experiments.plan import HEADRANK, Plan, collection_flags, collection_reads, dump, flags_of, given, labelled_files
+from headrank.experiments.plan import (
+    HEADRANK,
+    Plan,
+    collection_flags,
+    collection_reads,
+    dump,
+    flags_of,
+    given,
+    labelled_files,
+)
 from headrank.experiments.plan_readout import plan_labels
 from headrank.experiments.recipe import Pairs, Recipe
 
@@ -15,7 +24,11 @@ def plan_pairs(plan: Plan, run: str, recipe: Recipe, kind: str = "pairs") -> tup
     data, base = recipe.data, plan.base
     is_held_out = kind == "held-out"
     pairs = _held_out_pairs(recipe) if is_held_out else recipe.pairs
-    same = (data, recipe.labels, pairs) == (base.data, base.labels, _held_out_pairs(base) if is_held_out else base.pairs)
+    same = (data, recipe.labels, pairs) == (
+        base.data,
+        base.labels,
+        _held_out_pairs(base) if is_held_out else base.pairs,
+    )
     labels = plan_labels(plan, run, recipe)
     phase, folder = plan.shared(kind, run, same)
     chosen = ["--only", str(data.held_out_queries)] if is_held_out else training_queries(recipe)

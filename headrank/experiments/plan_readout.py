@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrank.experiments.phases import Command, Phase
-from headrank.experiments.plan import HEADRANK, Plan, collection_flags, collection_reads, dump, flags_of, given, labelled_files, model_reads
+from headrank.experiments.plan import (
+    HEADRANK,
+    Plan,
+    collection_flags,
+    collection_reads,
+    dump,
+    flags_of,
+    given,
+    labelled_files,
+    model_reads,
+)
 from headrank.experiments.recipe import Labels, ReadoutFit, Recipe
 
 _NO_INFLUENCE = ("only", "folder", "max_minutes")
@@ -15,7 +25,9 @@ _NO_INFLUENCE = ("only", "folder", "max_minutes")
 
 @dataclass(frozen=True)
 class LabelRuns:
-    """The labels of the training collections: flags, the runs, the phases that make them, or files that nobody makes."""
+    """The labels of the training collections: flags, the runs, the phases that make them, or files that nobody
+    makes.
+    """
 
     runs: tuple[Path, ...] = ()
     needs: tuple[str, ...] = ()
@@ -37,12 +49,17 @@ def plan_labels(plan: Plan, run: str, recipe: Recipe) -> LabelRuns:
         return LabelRuns(runs, external=runs)
     kind, place = plan.shared("label", run, labels == plan.base.labels)
     runs = tuple(place / "labels" / f"{folder.name}.teacher.trec" for folder in collections)
-    needs = tuple(_plan_label(plan, f"{kind}/{folder.name}", labels, folder, path) for folder, path in zip(collections, runs, strict=True))
+    needs = tuple(
+        _plan_label(plan, f"{kind}/{folder.name}", labels, folder, path)
+        for folder, path in zip(collections, runs, strict=True)
+    )
     return LabelRuns(runs, needs)
 
 
 def _run_in(folder: Path, collection: str) -> Path:
-    """The run of a collection, as `headrank pairs --labels FOLDER` finds it; a name that says what is missing where there is none."""
+    """The run of a collection, as `headrank pairs --labels FOLDER` finds it; a name that says what is missing where
+    there is none.
+    """
     return next(iter(sorted(folder.glob(f"{collection}.*.trec"))), folder / f"{collection}.teacher.trec")
 
 
@@ -58,7 +75,15 @@ def _plan_label(plan: Plan, phase: str, labels: Labels, folder: Path, output: Pa
 
 
 def plan_readout(
-    plan: Plan, run: str, recipe: Recipe, phase: str, output: Path, model: str, *, needs: Sequence[str] = (), prompt_of: Path | None = None
+    plan: Plan,
+    run: str,
+    recipe: Recipe,
+    phase: str,
+    output: Path,
+    model: str,
+    *,
+    needs: Sequence[str] = (),
+    prompt_of: Path | None = None,
 ) -> tuple[Path, str]:
     """Fit a readout of ``model``: before training, or on the trained model in its prompt (``prompt_of``)."""
     assert recipe.heads is not None and recipe.heads.readout is not None
@@ -66,14 +91,31 @@ def plan_readout(
     labels, data = plan_labels(plan, run, recipe), recipe.data
     left_out = ["--hold-out", str(data.held_out_queries)] if data.held_out_queries is not None else []
     chosen = ["--only", str(data.train_queries)] if data.train_queries is not None else left_out
-    words = [*HEADRANK, "select-heads", "--method", "readout", "--model", model, *collection_flags(data.collections), *labels.flags]
+    words = [
+        *HEADRANK,
+        "select-heads",
+        "--method",
+        "readout",
+        "--model",
+        model,
+        *collection_flags(data.collections),
+        *labels.flags,
+    ]
     words += [*chosen, "--depth", str(recipe.heads.depth), *flags_of(fit), *flags_of(recipe.prompt), "--no-picture"]
     words += ["--prompt-of", str(prompt_of)] if prompt_of is not None else []
     words += ["--cache", str(plan.output / "readout-statistics"), "--output", str(output)]
-    settings = {"readout": dump(fit), "depth": recipe.heads.depth, "prompt": dump(recipe.prompt), "data": dump(data), "model": model}
+    settings = {
+        "readout": dump(fit),
+        "depth": recipe.heads.depth,
+        "prompt": dump(recipe.prompt),
+        "data": dump(data),
+        "model": model,
+    }
     queries = given(data.train_queries, data.held_out_queries, fit.folds)
     trained = model_reads(model) if prompt_of is None else (prompt_of,)
-    made = plan.artifact(phase, output, settings, (*collection_reads(data.collections), *labels.runs, *queries, *trained))
+    made = plan.artifact(
+        phase, output, settings, (*collection_reads(data.collections), *labels.runs, *queries, *trained)
+    )
     every = tuple(dict.fromkeys((*needs, *labels.needs)))
     external = (*queries, *labels.external, *labelled_files(recipe))
     return output, plan.add(Phase(phase, Command(tuple(words)), (made,), every, external, prints=True))

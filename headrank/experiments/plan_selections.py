@@ -1,26 +1,57 @@
-"""The phases of a study's ``selections``: sets of heads besides those that are trained, such as a baseline's as its paper selects it."""
+"""The phases of a study's ``selections``: sets of heads besides those that are trained, such as a baseline's as its
+paper selects it.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from headrank.experiments.phases import Command, Phase
-from headrank.experiments.plan import HEADRANK, Plan, collection_files, collection_flags, collection_reads, dump, flags_of, model_reads
+from headrank.experiments.plan import (
+    HEADRANK,
+    Plan,
+    collection_files,
+    collection_flags,
+    collection_reads,
+    dump,
+    flags_of,
+    model_reads,
+)
 from headrank.experiments.plan_heads import selection_flags, selection_lists
 from headrank.experiments.recipe import Heads, Recipe, Selection
 
-_OF_HEADS = ("top_k", "temperature", "entropy_weight", "contrast", "per_query", "gold_grade", "collections", "queries", "depth")
+_OF_HEADS = (
+    "top_k",
+    "temperature",
+    "entropy_weight",
+    "contrast",
+    "per_query",
+    "gold_grade",
+    "collections",
+    "queries",
+    "depth",
+)
 
 
 def plan_selection(plan: Plan, run: str, recipe: Recipe, name: str) -> tuple[Path, str, tuple[Path, ...]]:
     """(heads.json, the phase that makes it, ()): the setting's own, in OUTPUT where every run has the same."""
     chosen, base = recipe.selections[name], plan.base
-    same = (chosen, recipe.heads, recipe.data, recipe.prompt) == (base.selections.get(name), base.heads, base.data, base.prompt)
+    same = (chosen, recipe.heads, recipe.data, recipe.prompt) == (
+        base.selections.get(name),
+        base.heads,
+        base.data,
+        base.prompt,
+    )
     prefix, folder = plan.shared("selection", run, same)
     phase, output = f"{prefix}/{name}", folder / f"heads.{name}.json"
     prompt = ["--prompt", chosen.prompt] if chosen.prompt is not None else flags_of(recipe.prompt)
     words = [*HEADRANK, "select-heads", "--method", chosen.method, "--model", recipe.model, *prompt]
-    settings = {"model": recipe.model, "selection": dump(chosen), "prompt": dump(recipe.prompt), "heads": dump(recipe.heads)}
+    settings = {
+        "model": recipe.model,
+        "selection": dump(chosen),
+        "prompt": dump(recipe.prompt),
+        "heads": dump(recipe.heads),
+    }
     if chosen.method == "niah":
         flags, reads, needs, external = _needles(plan, recipe, chosen)
     elif chosen.paragraphs is not None:
@@ -30,7 +61,12 @@ def plan_selection(plan: Plan, run: str, recipe: Recipe, name: str) -> tuple[Pat
     else:
         heads = _heads(recipe, chosen)
         lists = selection_lists(plan, run, recipe.model_copy(update={"heads": heads}))
-        flags, reads, needs, external = (*lists.flags, *selection_flags(plan, heads)), lists.reads, lists.needs, lists.external
+        flags, reads, needs, external = (
+            (*lists.flags, *selection_flags(plan, heads)),
+            lists.reads,
+            lists.needs,
+            lists.external,
+        )
     made = plan.artifact(phase, output, settings, (*reads, *model_reads(recipe.model)))
     action = Command((*words, *flags, "--output", str(output)))
     return output, plan.add(Phase(phase, action, (made,), needs, external, prints=True)), ()
@@ -43,7 +79,9 @@ def _heads(recipe: Recipe, chosen: Selection) -> Heads:
     return (recipe.heads or Heads()).model_copy(update={"methods": [chosen.method], "top_k": None, **changes})
 
 
-def _needles(plan: Plan, recipe: Recipe, chosen: Selection) -> tuple[tuple[str, ...], tuple[Path, ...], tuple[str, ...], tuple[Path, ...]]:
+def _needles(
+    plan: Plan, recipe: Recipe, chosen: Selection
+) -> tuple[tuple[str, ...], tuple[Path, ...], tuple[str, ...], tuple[Path, ...]]:
     """NIAH's questions, in the passages of the first collection."""
     folders = (chosen.collections or recipe.data.collections)[:1]
     heads = recipe.heads or Heads()

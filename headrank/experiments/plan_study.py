@@ -37,7 +37,9 @@ class StudyPlan:
         """What a person will want to open, whether it is there or not."""
         output, study = self.plan.output, self.plan.loaded.study
         found = (
-            [("report", output / "report" / ("training.md" if study.report.kind == "training" else "report.html"))] if study.report else []
+            [("report", output / "report" / ("training.md" if study.report.kind == "training" else "report.html"))]
+            if study.report
+            else []
         )
         found += [("viewer", output / "view.html")] if study.report and study.report.view else []
         return found + [(f"model {run.name}".strip(), run.final) for run in self.plan.runs if run.final is not None]
@@ -103,7 +105,18 @@ def _plan_retrieval(plan: Plan) -> None:
         return
     for name, qrels in retrieve.topics.items():
         folder = plan.output / "collections" / name
-        words = [*HEADRANK, "retrieve", "--engine", "pyserini", "--index", retrieve.index, "--topics", name, "--qrels-name", qrels]
+        words = [
+            *HEADRANK,
+            "retrieve",
+            "--engine",
+            "pyserini",
+            "--index",
+            retrieve.index,
+            "--topics",
+            name,
+            "--qrels-name",
+            qrels,
+        ]
         words += ["--top-k", str(retrieve.depth), "--collection-output", str(folder)]
         settings = {"index": retrieve.index, "qrels": qrels, "depth": retrieve.depth}
         made = plan.artifact(f"retrieve/{name}", folder, settings, (), "run.bm25.txt")
@@ -126,7 +139,11 @@ def _plan_report(plan: Plan, cells: tuple[PlannedCell, ...]) -> None:
         needs = tuple(phase.name for phase in plan.phases if phase.name.startswith("cells/"))
     if report.heads:
         run = plan.runs[0]
-        sets = [(name, path) for name, path in (("before", run.heads_before), ("after", run.heads_after)) if path is not None]
+        sets = [
+            (name, path)
+            for name, path in (("before", run.heads_before), ("after", run.heads_after))
+            if path is not None
+        ]
         words += ["--heads", *(f"{name}={path}" for name, path in sets)] if sets else []
         reads = (*reads, *(path for _, path in sets))
         needs = given_phases(*needs, run.phases.get("heads_before", ""), run.phases.get("heads_after", ""))
@@ -142,14 +159,28 @@ def _plan_report(plan: Plan, cells: tuple[PlannedCell, ...]) -> None:
 
 
 def _plan_view(plan: Plan, report: Report, cells: tuple[PlannedCell, ...]) -> None:
-    """The page of one query: the final model's shading, and a column of ranks per attention method of that benchmark."""
+    """The page of one query: the final model's shading, and a column of ranks per attention method of that
+    benchmark.
+    """
     view, run = report.view, plan.runs[0]
     assert view is not None
-    shown = [each for each in cells if each.cell.benchmark.name == view.benchmark and METHODS[each.cell.base_method].kind != "first-stage"]
+    shown = [
+        each
+        for each in cells
+        if each.cell.benchmark.name == view.benchmark and METHODS[each.cell.base_method].kind != "first-stage"
+    ]
     if run.final is None or not shown:
-        raise InputError(f"{plan.loaded.path}: report.view needs a trained model and rows on the benchmark '{view.benchmark}'")
-    first = next((each for each in shown if each.cell.model is not None and each.cell.model.path == str(run.final)), shown[0])
-    others = [each for each in shown if each is not first and each.cell.depth == first.cell.depth and each.cell.order == first.cell.order]
+        raise InputError(
+            f"{plan.loaded.path}: report.view needs a trained model and rows on the benchmark '{view.benchmark}'"
+        )
+    first = next(
+        (each for each in shown if each.cell.model is not None and each.cell.model.path == str(run.final)), shown[0]
+    )
+    others = [
+        each
+        for each in shown
+        if each is not first and each.cell.depth == first.cell.depth and each.cell.order == first.cell.order
+    ]
     columns = [first, *others][:MAX_RANK_COLUMNS]
     paths = {each: cells_folder(plan) / each.cell.folder / "run.txt" for each in columns}
     words = [*HEADRANK, "view", "--model", str(run.final), "--collection", str(first.cell.benchmark.collection)]
@@ -163,4 +194,6 @@ def _plan_view(plan: Plan, report: Report, cells: tuple[PlannedCell, ...]) -> No
         for phase in plan.phases
         if any(artifact.path.parent == path.parent for artifact in phase.artifacts for path in paths.values())
     ]
-    plan.add(Phase("view", Command((*words, "--output", str(output))), (made,), given_phases(run.phases["final"], *needs)))
+    plan.add(
+        Phase("view", Command((*words, "--output", str(output))), (made,), given_phases(run.phases["final"], *needs))
+    )

@@ -70,7 +70,15 @@ def _plan_round(
     places = replace(places, steps=steps)
     best = "best" if lists[1] is not None else ""
     is_adapter = recipe.export.adapter_only
-    words: tuple[str, ...] = (*HEADRANK, "export-hf", "--overwrite", "--checkpoint", str(here / "train" / best), "--base", base)
+    words: tuple[str, ...] = (
+        *HEADRANK,
+        "export-hf",
+        "--overwrite",
+        "--checkpoint",
+        str(here / "train" / best),
+        "--base",
+        base,
+    )
     words += ("--adapter-only",) if is_adapter else ()
     settings = {"base": base} | ({"adapter_only": True} if is_adapter else {})
     marker = "adapter_config.json" if is_adapter else "config.json"
@@ -101,7 +109,14 @@ def _plan_train(
     words = [sys.executable]
     if processes > 1:  # one process needs no agent above it
         words += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    words += [str(PRETRAIN), *training_flags(training, heads, base), "--train-data-path", str(pairs), "--save", str(folder)]
+    words += [
+        str(PRETRAIN),
+        *training_flags(training, heads, base),
+        "--train-data-path",
+        str(pairs),
+        "--save",
+        str(folder),
+    ]
     if held_out is not None:
         words += ["--valid-data-path", str(held_out), "--eval-interval", str(training.eval_interval)]
     if base != recipe.model:  # a later round: the paper freezes the first model
@@ -126,7 +141,14 @@ def training_flags(training: Training, heads: Path | None, base: str) -> list[st
     """The settings of a training as flags of pretrain_headrank.py."""
     words = ["--headrank-model", base, *(["--headrank-heads", str(heads)] if heads is not None else [])]
     words += ["--tensor-model-parallel-size", str(training.tensor_parallel), "--exit-signal-handler"]
-    words += ["--micro-batch-size", str(training.micro_batch_size), "--seed", str(training.seed), "--lr", str(training.lr)]
+    words += [
+        "--micro-batch-size",
+        str(training.micro_batch_size),
+        "--seed",
+        str(training.seed),
+        "--lr",
+        str(training.lr),
+    ]
     words += ["--clip-grad", str(training.clip_grad), "--save-interval", str(training.save_interval)]
     if training.global_batch_size is not None:
         words += ["--global-batch-size", str(training.global_batch_size)]
@@ -137,7 +159,12 @@ def training_flags(training: Training, heads: Path | None, base: str) -> list[st
     if training.keep_steps:
         words += ["--headrank-keep-iters", *map(str, training.keep_steps)]
     words += ["--headrank-epochs", str(training.epochs), "--headrank-epoch-unit", training.epoch_unit]
-    words += ["--headrank-pairs-per-context", str(training.pairs_per_context), "--headrank-permutations", str(training.permutations)]
+    words += [
+        "--headrank-pairs-per-context",
+        str(training.pairs_per_context),
+        "--headrank-permutations",
+        str(training.permutations),
+    ]
     words += ["--headrank-document-layout", training.layout] if training.layout is not None else []
     words += ["--headrank-all-heads"] if training.all_heads else []
     flags = {"log-interval": 1, **training.flags}
@@ -154,7 +181,13 @@ def _plan_steps(plan: Plan, recipe: Recipe, run: str, here: Path, base: str, tra
     prefix = f"/{run}" if run else ""
     for step in recipe.training.keep_steps:
         there, name = here / f"step-{step}", f"{prefix}/step-{step}"
-        words: tuple[str, ...] = (*HEADRANK, "export-hf", "--overwrite", "--checkpoint", str(here / "train" / f"iter_{step:07d}"))
+        words: tuple[str, ...] = (
+            *HEADRANK,
+            "export-hf",
+            "--overwrite",
+            "--checkpoint",
+            str(here / "train" / f"iter_{step:07d}"),
+        )
         made = plan.artifact(f"export{name}", there / "hf", {"base": base}, (plan.stamp(train),), "config.json")
         command = Command((*words, "--base", base, "--output", str(there / "hf")))
         export = plan.add(Phase(f"export{name}", command, (made,), (train,)))
@@ -162,7 +195,17 @@ def _plan_steps(plan: Plan, recipe: Recipe, run: str, here: Path, base: str, tra
             made_models[step] = (there / "hf", export)
             continue
         heads, selected = _plan_reselect(plan, run, recipe, f"reselect{name}", there, export)
-        words = (*HEADRANK, "export-hf", "--overwrite", "--exported", str(there / "hf"), "--heads", str(heads), "--base", base)
+        words = (
+            *HEADRANK,
+            "export-hf",
+            "--overwrite",
+            "--exported",
+            str(there / "hf"),
+            "--heads",
+            str(heads),
+            "--base",
+            base,
+        )
         final = plan.artifact(f"model{name}", there / "model", {}, (there / "hf", heads), "config.json")
         phase = Phase(f"model{name}", Command((*words, "--output", str(there / "model"))), (final,), (export, selected))
         made_models[step] = (there / "model", plan.add(phase))
@@ -174,20 +217,38 @@ def _plan_reselect(plan: Plan, run: str, recipe: Recipe, name: str, here: Path, 
     assert recipe.heads is not None and recipe.reselect is not None
     if recipe.heads.readout is not None:
         trained = here / "hf"
-        return plan_readout(plan, run, recipe, name, here / "heads.json", str(trained), needs=(export,), prompt_of=trained)
-    heads = recipe.heads.model_copy(update={key: value for key, value in recipe.reselect.model_dump().items() if value is not None})
+        return plan_readout(
+            plan, run, recipe, name, here / "heads.json", str(trained), needs=(export,), prompt_of=trained
+        )
+    heads = recipe.heads.model_copy(
+        update={key: value for key, value in recipe.reselect.model_dump().items() if value is not None}
+    )
     lists = selection_lists(plan, run, recipe)
     method = next((method for method in heads.methods if method != "niah"), "entropy")
-    words = [*HEADRANK, "select-heads", "--method", method, "--model", str(here / "hf"), "--prompt-of", str(here / "hf"), *lists.flags]
+    words = [
+        *HEADRANK,
+        "select-heads",
+        "--method",
+        method,
+        "--model",
+        str(here / "hf"),
+        "--prompt-of",
+        str(here / "hf"),
+        *lists.flags,
+    ]
     words += [*selection_flags(plan, heads), "--output", str(here / "heads.json")]
     settings = {"heads": dump(heads, without={"methods"}), "method": method, "lists": " ".join(lists.flags)}
     made = plan.artifact(name, here / "heads.json", settings, (*lists.reads, here / "hf"))
     needs = tuple(dict.fromkeys([export, *lists.needs]))
-    return here / "heads.json", plan.add(Phase(name, Command(tuple(words)), (made,), needs, lists.external, prints=True))
+    return here / "heads.json", plan.add(
+        Phase(name, Command(tuple(words)), (made,), needs, lists.external, prints=True)
+    )
 
 
 def _plan_final(plan: Plan, places: RunPlaces, base: str) -> RunPlaces:
-    """OUTPUT/[RUN/]model: the weights of the last round with its last heads; truncated, it is converted from the checkpoint again."""
+    """OUTPUT/[RUN/]model: the weights of the last round with its last heads; truncated, it is converted from the
+    checkpoint again.
+    """
     recipe, run = places.recipe, places.name
     assert recipe.export is not None and places.trained is not None and places.train_folder is not None
     output, name = plan.output / run / "model", "model" + (f"/{run}" if run else "")
@@ -196,7 +257,17 @@ def _plan_final(plan: Plan, places: RunPlaces, base: str) -> RunPlaces:
     checkpoint = places.train_folder / ("best" if recipe.data.held_out_queries is not None else "")
     source = ["--checkpoint", str(checkpoint), "--truncate"] if recipe.export.truncate else ["--exported", base]
     heads = ["--heads", str(places.heads_after)] if places.heads_after is not None else []
-    words: tuple[str, ...] = (*HEADRANK, "export-hf", "--overwrite", *source, *heads, "--base", origin, "--output", str(output))
+    words: tuple[str, ...] = (
+        *HEADRANK,
+        "export-hf",
+        "--overwrite",
+        *source,
+        *heads,
+        "--base",
+        origin,
+        "--output",
+        str(output),
+    )
     reads = tuple(path for path in (places.trained, places.heads_after) if path is not None)
     marker = "adapter_config.json" if recipe.export.adapter_only else "config.json"
     made = plan.artifact(name, output, {"export": dump(recipe.export)}, reads, marker)
@@ -210,7 +281,9 @@ def _plan_final(plan: Plan, places: RunPlaces, base: str) -> RunPlaces:
 def _discard(plan: Plan, after: str, folder: Path) -> Phase:
     """Remove checkpoints once nothing needs them; the log, the reference scores and the mark of completion stay."""
     name = after.replace("train", "discard", 1).replace("model", "discard", 1)
-    call = Call(discard_checkpoints, (folder, plan.stamp(name).with_suffix(".done")), f"remove the checkpoints in {folder}")
+    call = Call(
+        discard_checkpoints, (folder, plan.stamp(name).with_suffix(".done")), f"remove the checkpoints in {folder}"
+    )
     made = plan.artifact(name, plan.stamp(name).with_suffix(".done"), {}, (plan.stamp(after),))
     return Phase(name, call, (made,), (after,))
 

@@ -26,7 +26,9 @@ SECONDS_BETWEEN_SIGNALS = 2.0  # a training that is still loading ignores the fi
 
 @dataclass
 class RunningPhase:
-    """A phase at work, in a session of its own: Ctrl-C reaches the runner alone, which tells each phase in its own way."""
+    """A phase at work, in a session of its own: Ctrl-C reaches the runner alone, which tells each phase in its own
+    way.
+    """
 
     phase: Phase
     process: subprocess.Popen[bytes]
@@ -65,8 +67,8 @@ def start(phase: Phase, output: Path, jobs: int, lock: int, slot: int = 0) -> Ru
 
     It inherits the lock: as long as it lives, even without its runner, nobody else begins the study again.
 
-    SIGUSR1 is ignored from the start, which a process inherits, so that it kills neither torchrun nor a training that is loading;
-    the training takes it over once it can save.
+    SIGUSR1 is ignored from the start, which a process inherits, so that it kills neither torchrun nor a training that
+    is loading; the training takes it over once it can save.
     """
     log = log_path(output, phase)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +136,8 @@ def only_runner(path: Path) -> Iterator[int]:
         except BlockingIOError:
             holder = os.read(descriptor, 100).decode("ascii", "replace").strip()
             raise InputError(
-                f"{path.parent.parent}: process {holder}, or a phase that it started, is at work here; wait for it, or end it first"
+                f"{path.parent.parent}: process {holder}, or a phase that it started, is at work here; wait for it, "
+                "or end it first"
             ) from None
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())

@@ -1,7 +1,9 @@
-"""A recipe as data: the settings from a collection to a reranker, typed and frozen, as they stand in a file of configs/.
+"""A recipe as data: the settings from a collection to a reranker, typed and frozen, as they stand in a file of
+configs/.
 
-Model, data, prompt, labels, pairs, heads, training, re-selection, export. What a setting means and what it defaults to stands beside it;
-``study.py`` has the other half of the file, what is measured and published. Nothing here imports torch.
+Model, data, prompt, labels, pairs, heads, training, re-selection, export. What a setting means and what it defaults to
+stands beside it; ``study.py`` has the other half of the file, what is measured and published. Nothing here imports
+torch.
 """
 
 from __future__ import annotations
@@ -118,7 +120,9 @@ class Pairs(Settings):
 
 
 class ReadoutFit(Settings):
-    """A weight for every head, fitted to the labels, else to the judgements: `headrank select-heads --method readout`."""
+    """A weight for every head, fitted to the labels, else to the judgements: `headrank select-heads --method
+    readout`.
+    """
 
     lists: PositiveInt | None = None  # of each collection
     list_words: list[PositiveInt] | None = None
@@ -135,13 +139,15 @@ class ReadoutFit(Settings):
 class Heads(Settings):
     """Head selection on the model before training: the flags of `headrank select-heads`.
 
-    Given without ``training`` the study ends with heads; ``heads: null`` and ``training: null`` end it with the training lists.
+    Given without ``training`` the study ends with heads; ``heads: null`` and ``training: null`` end it with the
+    training lists.
     """
 
     methods: Annotated[list[str], Field(min_length=1)] = ["entropy"]  # the first is what training uses
     file: Path | None = None  # a heads.json to train instead of selecting one
     readout: ReadoutFit | None = None  # fit a readout instead of selecting heads; reselect fits it again
-    collections: list[Path] | Literal["pairs"] | None = None  # default: the training collections; 'pairs': the training lists
+    # default: the training collections; 'pairs': the training lists
+    collections: list[Path] | Literal["pairs"] | None = None
     queries: Path | None = None  # query ids to select on; default: the training queries
     queries_per_topic: PositiveInt | None = None  # of them so many per topic, the second column of that file
     depth: PositiveInt = 40
@@ -172,7 +178,9 @@ class Heads(Settings):
 
 
 class Selection(Settings):
-    """One more set of heads that rows may read, such as a baseline's as its paper selects it. Given settings replace those of ``heads``."""
+    """One more set of heads that rows may read, such as a baseline's as its paper selects it. Given settings replace
+    those of ``heads``.
+    """
 
     method: str
     prompt: str | None = None  # of a published method: a name of `--prompt`; default: that of the study
@@ -184,7 +192,8 @@ class Selection(Settings):
     gold_grade: PositiveInt | None = None
     collections: list[Path] | None = None
     queries: Path | None = None
-    paragraphs: list[Path] | None = None  # JSON files of questions with labelled paragraphs, as `select-heads --paragraphs`
+    # JSON files of questions with labelled paragraphs, as `select-heads --paragraphs`
+    paragraphs: list[Path] | None = None
     depth: PositiveInt | None = None
     needles: PositiveInt | None = None
     haystack_words: list[PositiveInt] | None = None
@@ -199,7 +208,9 @@ class Selection(Settings):
 
 
 class Training(Settings):
-    """One training: `torchrun pretrain_headrank.py`. ``flags`` holds any other flag of it, by name without the dashes."""
+    """One training: `torchrun pretrain_headrank.py`. ``flags`` holds any other flag of it, by name without the
+    dashes.
+    """
 
     processes: PositiveInt | Literal["auto"] = 1  # auto: two data-parallel ranks where cores and memory allow it
     tensor_parallel: PositiveInt = 1
@@ -237,10 +248,19 @@ class Training(Settings):
         known = [option.removeprefix("--") for action in build_parser()._actions for option in action.option_strings]
         # a flag given twice, typed and raw, would be decided by argparse's order
         typed = {
-            "headrank-" + name.replace("_", "-") for name in ("all_heads", "epochs", "epoch_unit", "pairs_per_context", "permutations")
+            "headrank-" + name.replace("_", "-")
+            for name in ("all_heads", "epochs", "epoch_unit", "pairs_per_context", "permutations")
         }
         for name in flags:
-            if name in typed | {"lr", "seed", "clip-grad", "train-iters", "global-batch-size", "micro-batch-size", "save"}:
+            if name in typed | {
+                "lr",
+                "seed",
+                "clip-grad",
+                "train-iters",
+                "global-batch-size",
+                "micro-batch-size",
+                "save",
+            }:
                 raise PydanticCustomError("flag", f"'{name}' has a setting of its own in 'training'", {"key": name})
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1)
@@ -253,15 +273,22 @@ class Training(Settings):
         if self.processes == "auto":
             return self
         if self.processes % self.tensor_parallel:
-            raise ValueError(f"processes ({self.processes}) is not a multiple of tensor_parallel ({self.tensor_parallel})")
+            raise ValueError(
+                f"processes ({self.processes}) is not a multiple of tensor_parallel ({self.tensor_parallel})"
+            )
         step = self.micro_batch_size * self.processes // self.tensor_parallel
         if self.global_batch_size is not None and self.global_batch_size % step:
-            raise ValueError(f"global_batch_size ({self.global_batch_size}) is not a multiple of micro-batch x data-parallel size ({step})")
+            raise ValueError(
+                f"global_batch_size ({self.global_batch_size}) is not a multiple of micro-batch x data-parallel "
+                f"size ({step})"
+            )
         return self
 
 
 class Reselect(Settings):
-    """Head selection on the trained model, on the lists and with the settings of ``heads`` where nothing else is given."""
+    """Head selection on the trained model, on the lists and with the settings of ``heads`` where nothing else is
+    given.
+    """
 
     temperature: PositiveFloat | None = None
     entropy_weight: float | None = None
@@ -276,7 +303,9 @@ class Export(Settings):
 
 
 class Recipe(Settings):
-    """From a collection to a reranker. Without ``data`` nothing is trained or selected: the study measures models that are there."""
+    """From a collection to a reranker. Without ``data`` nothing is trained or selected: the study measures models
+    that are there.
+    """
 
     model: str = "embedded"
     data: Data = Data()

@@ -23,13 +23,19 @@ def result_grids(planned: StudyPlan) -> list[Grid]:
         shown = [each for each in wanted if each.cell.model is None or each.cell.order == order]
         if order != "retriever" and all(each.cell.model is None for each in shown):
             continue
-        rows = [TableRow(title, tuple(read_cell(folder / each.cell.folder) for each in cells)) for title, cells in _by_row(shown).items()]
+        rows = [
+            TableRow(title, tuple(read_cell(folder / each.cell.folder) for each in cells))
+            for title, cells in _by_row(shown).items()
+        ]
         measure = benchmark.measures[0]
         queries = set(rows[0].cells[0].per_query(measure))
         opened = Collection.open(benchmark.collection)
         run = {query_id: listed for query_id, listed in opened.run().items() if query_id in queries}
         ceiling = best_possible(run, opened.qrels(), depth, measure)
-        note = f"{len(queries)} queries; the best order of the same {depth} candidates per query would have {100 * ceiling:.1f}"
+        note = (
+            f"{len(queries)} queries; the best order of the same {depth} candidates per query would have "
+            f"{100 * ceiling:.1f}"
+        )
         caption = f"{benchmark.name}: top {depth} in {order} order"
         grids.append(Grid(**{**vars(study_grid(caption, rows, measure)), "notes": (note,)}))
     return grids

@@ -1,7 +1,8 @@
-"""Do the phases of a plan: in order of their needs, several at a time, skipping what is valid; stop so that nothing is lost.
+"""Do the phases of a plan: in order of their needs, several at a time, skipping what is valid; stop so that nothing is
+lost.
 
-A study that was stopped, killed or has failed goes on where it was when it is started again: what is complete and was made from the same
-inputs is skipped, what is half-done is continued by its own command.
+A study that was stopped, killed or has failed goes on where it was when it is started again: what is complete and was
+made from the same inputs is skipped, what is half-done is continued by its own command.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from headrank.experiments.processes import RunningPhase, only_runner, start
 
 SECONDS_BETWEEN_LOOKS = 0.1
 EXIT_STOPPED = 3  # saved before its end; start it again to go on
-WAITING, RUNNING, VALID, DONE, FAILED, BLOCKED, STOPPED = "waiting", "running", "valid", "done", "failed", "blocked", "stopped"
+WAITING, RUNNING, VALID, DONE, FAILED, BLOCKED, STOPPED = (
+    "waiting",
+    "running",
+    "valid",
+    "done",
+    "failed",
+    "blocked",
+    "stopped",
+)
 SETTLED = {VALID, DONE}
 
 
@@ -54,8 +63,12 @@ class Display(Protocol):
 class Runner:
     """One run over a plan. ``jobs`` phases are at work at a time."""
 
-    def __init__(self, phases: Sequence[Phase], output: Path, display: Display, *, jobs: int = 1, lock: Path | None = None) -> None:
-        """Take all phases of the study; those to do are named in ``run``. ``lock`` is another lock than the study's own."""
+    def __init__(
+        self, phases: Sequence[Phase], output: Path, display: Display, *, jobs: int = 1, lock: Path | None = None
+    ) -> None:
+        """Take all phases of the study; those to do are named in ``run``. ``lock`` is another lock than the study's
+        own.
+        """
         check_plan(phases)
         self.phases, self.output, self.display, self.jobs = list(phases), output, display, jobs
         self.lock = lock or output / STAMPS / "study.lock"
@@ -66,7 +79,9 @@ class Runner:
         self._begun: dict[str, list[Artifact]] = {}  # phase -> what it makes (again)
 
     def run(self, chosen: Sequence[Phase], first: Callable[[], None] = lambda: None) -> int:
-        """Do the chosen phases, and ``first`` before them; 0 all done, 3 stopped and saved, 2 a phase has bad input, 1 a phase failed."""
+        """Do the chosen phases, and ``first`` before them; 0 all done, 3 stopped and saved, 2 a phase has bad input,
+        1 a phase failed.
+        """
         require_inputs(chosen, self.phases)
         self.states = {phase.name: WAITING for phase in chosen}
         with only_runner(self.lock) as lock, self._told_of_signals():
@@ -124,7 +139,11 @@ class Runner:
 
     def _has_room(self, phase: Phase) -> bool:
         """``jobs`` phases at a time; where there are GPUs, one of several processes takes them all and is alone."""
-        if machine.gpus() and self._running and any(each.num_processes > 1 for each in (phase, *(one.phase for one in self._running))):
+        if (
+            machine.gpus()
+            and self._running
+            and any(each.num_processes > 1 for each in (phase, *(one.phase for one in self._running)))
+        ):
             return False
         return len(self._running) < self.jobs
 

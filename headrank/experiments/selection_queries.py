@@ -16,7 +16,9 @@ def write_selection_queries(queries: Path, per_topic: int, output: Path) -> None
     for number, line in read_lines(queries):
         query_id, _, topic = line.partition("\t")
         if not topic.strip():
-            raise InputError(f"{queries}:{number}: {query_id!r} has no topic in a second column; leave queries_per_topic out")
+            raise InputError(
+                f"{queries}:{number}: {query_id!r} has no topic in a second column; leave queries_per_topic out"
+            )
         if seen[topic] < per_topic:
             kept.append(line)
         seen[topic] += 1

@@ -1,8 +1,9 @@
 """A study as data: the typed, frozen settings that one YAML file of configs/ holds.
 
-A study is one *recipe* (model, data, pairs, heads, training, re-selection, export: recipe.py), any number of *runs* of it that change some
-settings, and what is measured and published afterwards. Whatever a run does not change it shares with the others.
-Nothing here imports torch. What a setting means and what it defaults to stands beside it; docs/experiments.md explains the file.
+A study is one *recipe* (model, data, pairs, heads, training, re-selection, export: recipe.py), any number of *runs* of
+it that change some settings, and what is measured and published afterwards. Whatever a run does not change it shares
+with the others. Nothing here imports torch. What a setting means and what it defaults to stands beside it;
+docs/experiments.md explains the file.
 """
 
 from __future__ import annotations
@@ -50,13 +51,16 @@ class Benchmark(Settings):
 
 
 class Row(Settings):
-    """One row of the tables: a method on a model with heads, per run where the model or the heads are those of a run."""
+    """One row of the tables: a method on a model with heads, per run where the model or the heads are those of a
+    run.
+    """
 
     method: str
     title: str | None = None  # in the table that `headrank experiment run` ends with; default: the method's name
     variant: str | None = None  # a label: 'headrank+untrained'
     name: str | None = None  # the model's name in tables; default: that of the study
-    # trained: with the heads given here; final: the exported model with its own; steps: a row per checkpoint of training.keep_steps
+    # trained: with the heads given here; final: the exported model with its own; steps: a row per checkpoint of
+    # training.keep_steps
     model: Literal["base", "trained", "final", "steps"] = "base"
     prompt: str | None = None  # of a published method, as `--prompt`; ICR's asks questions where its code does
     path: str | None = None  # instead: a model that the study does not make; a folder, a name on the hub or 'embedded'
@@ -68,7 +72,8 @@ class Row(Settings):
     benchmarks: list[str] | None = None  # default: all
     depths: list[PositiveInt] | None = None
     dtype: NumberFormat | None = None  # default: that of measure
-    fuse: Annotated[float, Field(ge=0, le=1)] | None = None  # weight beside the first stage's scores, as `headrank fuse --weight`
+    # weight beside the first stage's scores, as `headrank fuse --weight`
+    fuse: Annotated[float, Field(ge=0, le=1)] | None = None
 
     @model_validator(mode="after")
     def _known(self) -> Row:
@@ -97,7 +102,9 @@ class Row(Settings):
                 raise ValueError("seed tells models given by 'path' apart; the study's own training seeds are 'seeds'")
             return
         if kind == "first-stage" or self.model != "base" or self.runs is not None:
-            raise ValueError("path is a model of its own: leave out model and runs, and do not give it to a first stage")
+            raise ValueError(
+                "path is a model of its own: leave out model and runs, and do not give it to a first stage"
+            )
         if self.heads in ("before", "after", *POLICIES):
             raise ValueError(f"heads of a row with a path are a heads.json, found '{self.heads}'")
 
@@ -135,7 +142,8 @@ class Report(Settings):
 
     kind: Literal["run", "matrix", "training"]
     heads: bool = False  # the heads before and after training, too
-    pool: str | None = None  # matrix: test over the queries of all benchmarks together, against this method; '' for the usual ones
+    # matrix: test over the queries of all benchmarks together, against this method; '' for the usual ones
+    pool: str | None = None
     view: View | None = None
 
 

@@ -1,7 +1,8 @@
 """Read a study from its YAML file: lines remembered for errors, --set on top, the runs merged with the recipe.
 
 Every mistake is one InputError that names file and line (or the --set), the setting, the value and the nearest name.
-``${NAME}`` and ``${NAME:-default}`` in a value are taken from the environment, for folders that differ between machines.
+``${NAME}`` and ``${NAME:-default}`` in a value are taken from the environment, for folders that differ between
+machines.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ def read_about(path: str | os.PathLike[str]) -> str:
 
 
 def merged(base: Mapping[str, Any], differences: Mapping[str, Any]) -> dict[str, Any]:
-    """The base with the differences on top; mappings are merged, everything else is replaced. null removes a whole part."""
+    """The base with the differences on top; mappings are merged, everything else is replaced. null removes a whole
+    part.
+    """
     result = dict(base)
     for key, value in differences.items():
         inner = result.get(key)
@@ -84,7 +87,11 @@ def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[Place, str]]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.yaml")], 1)
-        hint = f"did you mean {path.parent / near[0]}?" if near else "the studies that come with the project are in configs/"
+        hint = (
+            f"did you mean {path.parent / near[0]}?"
+            if near
+            else "the studies that come with the project are in configs/"
+        )
         raise InputError(f"{path}: no such file; {hint}") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 ({error.reason}); convert the file to UTF-8") from None
@@ -135,7 +142,9 @@ def _apply(change: str, values: dict[str, Any], origins: dict[Place, str]) -> No
         inside = inside[part]
         origins.setdefault(tuple(parts[:number]), f"--set {change}")
         if not isinstance(inside, dict):
-            raise InputError(f"--set {change!r}: '{'.'.join(parts[:number])}' is a value and has no settings of its own")
+            raise InputError(
+                f"--set {change!r}: '{'.'.join(parts[:number])}' is a value and has no settings of its own"
+            )
     inside[parts[-1]] = value
     # the file's lines inside the replaced value would be blamed for mistakes of the flag
     for place in [place for place in origins if place[: len(parts)] == tuple(parts)]:
@@ -156,7 +165,9 @@ def _expand(value: Any, place: Place, origins: Mapping[Place, str], path: Path) 
             text = os.environ.get(found[1], found[2])
             if text is None:
                 where = f"{_origin(place, origins, path)}: {_dotted(place)}"
-                raise InputError(f"{where}: the environment has no {found[1]}; export {found[1]}=DIR or write ${{{found[1]}:-DIR}}")
+                raise InputError(
+                    f"{where}: the environment has no {found[1]}; export {found[1]}=DIR or write ${{{found[1]}:-DIR}}"
+                )
             return text
 
         return _VARIABLE.sub(replaced, value)
@@ -166,14 +177,18 @@ def _expand(value: Any, place: Place, origins: Mapping[Place, str], path: Path) 
 Checked = typing.TypeVar("Checked", bound=BaseModel)
 
 
-def _validated(model: type[Checked], values: Mapping[str, Any], prefix: Place, origins: Mapping[Place, str], path: Path) -> Checked:
+def _validated(
+    model: type[Checked], values: Mapping[str, Any], prefix: Place, origins: Mapping[Place, str], path: Path
+) -> Checked:
     try:
         return model.model_validate(values)
     except ValidationError as error:
         raise InputError(_message(model, error, prefix, origins, path)) from None
 
 
-def _message(model: type[BaseModel], error: ValidationError, prefix: Place, origins: Mapping[Place, str], path: Path) -> str:
+def _message(
+    model: type[BaseModel], error: ValidationError, prefix: Place, origins: Mapping[Place, str], path: Path
+) -> str:
     """The first mistake as one line. A run's settings are looked for among its own first, then in the recipe."""
     # pydantic reports all mistakes; a person mends one at a time
     problems = error.errors(include_url=False)  # a misspelt name also makes the right one missing: say the cause

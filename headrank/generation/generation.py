@@ -1,4 +1,6 @@
-"""Greedy chat answers for the generative baseline: from a local Hugging Face model, or from an OpenAI-compatible endpoint."""
+"""Greedy chat answers for the generative baseline: from a local Hugging Face model, or from an OpenAI-compatible
+endpoint.
+"""
 
 from __future__ import annotations
 
@@ -55,13 +57,23 @@ class LocalGenerator:
     """A Hugging Face chat model: batched greedy decoding with a key-value cache, thinking off."""
 
     def __init__(
-        self, model: Any, tokenizer: Any, *, batch_size: int = 1, max_length: int | None = None, max_new_tokens: int | None = None
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        batch_size: int = 1,
+        max_length: int | None = None,
+        max_new_tokens: int | None = None,
     ) -> None:
         """``max_new_tokens`` replaces the length that follows from the number of identifiers."""
         if not getattr(tokenizer, "chat_template", None):
-            raise InputError(f"{model.config._name_or_path}: the tokenizer has no chat template; RankGPT needs a chat model")
+            raise InputError(
+                f"{model.config._name_or_path}: the tokenizer has no chat template; RankGPT needs a chat model"
+            )
         self.model, self.tokenizer, self.batch_size, self.max_new_tokens = model, tokenizer, batch_size, max_new_tokens
-        self.max_length = max_length or getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        self.max_length = max_length or getattr(
+            model.config.get_text_config(decoder=True), "max_position_embeddings", None
+        )
         self.special_tokens = control_tokens(tokenizer)
 
     @classmethod
@@ -78,7 +90,9 @@ class LocalGenerator:
         config = load_config(model).get_text_config(decoder=True)
         source_layers = getattr(config, "headrank_source_layers", None)
         if source_layers and source_layers > config.num_hidden_layers:
-            raise InputError(f"{model}: holds {config.num_hidden_layers} of {source_layers} layers; RankGPT needs a full export")
+            raise InputError(
+                f"{model}: holds {config.num_hidden_layers} of {source_layers} layers; RankGPT needs a full export"
+            )
         if dtype == "int8":
             raise InputError("RankGPT writes in a float format; `dtype` int8 is for methods that read attention")
         device, dtype = resolve_device(device, None if dtype == "auto" else dtype)
@@ -89,7 +103,9 @@ class LocalGenerator:
         return self.max_new_tokens or TOKENS_PER_IDENTIFIER * num_identifiers
 
     def _encode(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of the rendered chat. Control tokens inside passages are broken, so that a passage cannot end its turn."""
+        """Token ids of the rendered chat. Control tokens inside passages are broken, so that a passage cannot end
+        its turn.
+        """
         cleaned = [replace(message, content=neutralise(message.content, self.special_tokens)) for message in messages]
         try:
             text = self.render(cleaned)
@@ -106,7 +122,10 @@ class LocalGenerator:
 
     def fits(self, messages: Sequence[Message], num_identifiers: int) -> bool:
         """Whether prompt and answer stay within ``max_length``."""
-        return self.max_length is None or len(self._encode(messages)) + self._room_for_answer(num_identifiers) <= self.max_length
+        return (
+            self.max_length is None
+            or len(self._encode(messages)) + self._room_for_answer(num_identifiers) <= self.max_length
+        )
 
     def generate(self, prompts: Sequence[Sequence[Message]], num_identifiers: int) -> list[Answer]:
         """Greedy answers, ``batch_size`` prompts of similar length at a time."""
@@ -115,7 +134,9 @@ class LocalGenerator:
         by_length = sorted(range(len(encoded)), key=lambda index: len(encoded[index]))
         for start in range(0, len(by_length), self.batch_size):
             chosen = by_length[start : start + self.batch_size]
-            for index, answer in zip(chosen, self._generate([encoded[index] for index in chosen], num_identifiers), strict=True):
+            for index, answer in zip(
+                chosen, self._generate([encoded[index] for index in chosen], num_identifiers), strict=True
+            ):
                 answers[index] = answer
         return [answer for answer in answers if answer is not None]
 
@@ -124,7 +145,9 @@ class LocalGenerator:
         """One left-padded batch; sampling settings that came with the model are not used."""
         longest = max(map(len, batch))
         own = self.model.generation_config
-        pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.tokenizer.eos_token_id or 0
+        pad = (
+            self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.tokenizer.eos_token_id or 0
+        )
         input_ids = torch.tensor([[pad] * (longest - len(ids)) + ids for ids in batch], device=self.model.device)
         mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in batch], device=self.model.device)
         greedy = GenerationConfig(
@@ -133,9 +156,14 @@ class LocalGenerator:
             eos_token_id=own.eos_token_id if own.eos_token_id is not None else self.tokenizer.eos_token_id,
             pad_token_id=pad,
         )
-        output = self.model.generate(input_ids=input_ids, attention_mask=mask, generation_config=greedy)[:, longest:].tolist()
+        output = self.model.generate(input_ids=input_ids, attention_mask=mask, generation_config=greedy)[
+            :, longest:
+        ].tolist()
         texts = self.tokenizer.batch_decode(output, skip_special_tokens=True)
-        return [Answer(text, len(ids) + sum(token != pad for token in new)) for text, ids, new in zip(texts, batch, output, strict=True)]
+        return [
+            Answer(text, len(ids) + sum(token != pad for token in new))
+            for text, ids, new in zip(texts, batch, output, strict=True)
+        ]
 
 
 class EndpointGenerator:
@@ -152,7 +180,9 @@ class EndpointGenerator:
         timeout: float = 600.0,
         retries: int = 5,
     ) -> None:
-        """``api_base`` is the address up to and with /v1. ``max_length`` is not known of a server; give fewer words instead."""
+        """``api_base`` is the address up to and with /v1. ``max_length`` is not known of a server; give fewer words
+        instead.
+        """
         if not api_base.startswith(("http://", "https://")):
             raise InputError(f"`api_base` {api_base!r} must begin with http:// or https:// (and usually ends in /v1)")
         if max_length is not None:
@@ -192,7 +222,13 @@ class EndpointGenerator:
         """Send until the server answers; a refusal of what not every server knows is no refusal of the question."""
         extra = self.extra
         try:
-            return post_json(self.url, {**body, **extra}, key=os.environ.get("OPENAI_API_KEY"), timeout=self.timeout, retries=self.retries)
+            return post_json(
+                self.url,
+                {**body, **extra},
+                key=os.environ.get("OPENAI_API_KEY"),
+                timeout=self.timeout,
+                retries=self.retries,
+            )
         except RefusedRequest as refusal:
             if refusal.status not in (400, 422) or not extra or "chat_template_kwargs" not in str(refusal):
                 raise

@@ -1,7 +1,7 @@
 """RankGPT: the model writes a ranking, window by window from the bottom of the list up.
 
-The prompt is the one of the paper's appendix. Answers are parsed tolerantly and what a window forgets is appended in its
-old order, so every run is complete; how often the model kept to the format is reported under two named definitions.
+The prompt is the one of the paper's appendix. Answers are parsed tolerantly and what a window forgets is appended in
+its old order, so every run is complete; how often the model kept to the format is reported under two named definitions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from headrank.reranking.reranker import DocumentLike, titles_and_texts
 
 _log = logging.getLogger(__name__)
 WINDOW, STRIDE = 20, 10  # the paper's
-SUCCESS_DEFINITION = "half: at least 50% of a window's identifiers recovered (the paper's appendix); strict: each identifier exactly once"
+SUCCESS_DEFINITION = (
+    "half: at least 50% of a window's identifiers recovered (the paper's appendix); strict: each identifier exactly "
+    "once"
+)
 
 
 def ranking_messages(query: str, passages: Sequence[str]) -> list[Message]:
@@ -41,8 +44,10 @@ def ranking_messages(query: str, passages: Sequence[str]) -> list[Message]:
         messages.append(Message("assistant", f"Received passage [{number}]."))
     request = (
         f"Search Query: {query}. Rank the {count} passages above based on their relevance to the search query. "
-        "The passages should be listed in descending order using identifiers. The most relevant passages should be listed first. "
-        "The output format should be [] > [], e.g., [1] > [2]. Only provide the ranking results, do not say any word or explain."
+        "The passages should be listed in descending order using identifiers. The most relevant passages should be "
+        "listed first. "
+        "The output format should be [] > [], e.g., [1] > [2]. Only provide the ranking results, do not say any "
+        "word or explain."
     )
     return [*messages, Message("user", request)]
 
@@ -54,7 +59,9 @@ def sliding_windows(num_documents: int, window: int = WINDOW, stride: int = STRI
     fewer than two documents needs none.
     """
     if not 1 <= stride <= window or window < 2:
-        raise InputError(f"rankgpt: stride {stride} must be between 1 and the window {window}, which must be at least 2")
+        raise InputError(
+            f"rankgpt: stride {stride} must be between 1 and the window {window}, which must be at least 2"
+        )
     if num_documents < 2:
         return []
     ends = range(num_documents, 0, -stride)
@@ -170,8 +177,12 @@ class _ListState:
 class RankGPT:
     """Ranks lists by generated permutations; ``success`` tells how often the format was kept so far."""
 
-    def __init__(self, generator: Generator, *, window: int = WINDOW, stride: int = STRIDE, prompt: PromptTemplate | None = None) -> None:
-        """``prompt`` says how a document is cut to words and the order to begin with; the rest of it belongs to the attention methods."""
+    def __init__(
+        self, generator: Generator, *, window: int = WINDOW, stride: int = STRIDE, prompt: PromptTemplate | None = None
+    ) -> None:
+        """``prompt`` says how a document is cut to words and the order to begin with; the rest of it belongs to the
+        attention methods.
+        """
         sliding_windows(2, window, stride)  # refuse wrong numbers now, not at the first list
         self.generator, self.window, self.stride, self.prompt = generator, window, stride, prompt or PromptTemplate()
         self._success = SuccessRates()
@@ -192,7 +203,9 @@ class RankGPT:
                 raise InputError(f"no documents to rank for query {query!r}")
             windows = iter(sliding_windows(len(documents), self.window, self.stride))
             order = retriever_order(self.prompt, len(documents))
-            states.append(_ListState(query, titles_and_texts(documents), windows, order, tuple(prompt_positions(order))))
+            states.append(
+                _ListState(query, titles_and_texts(documents), windows, order, tuple(prompt_positions(order)))
+            )
         pending = [(state, window) for state in states if (window := next(state.windows, None))]
         while pending:
             self._advance(pending)
@@ -215,7 +228,14 @@ class RankGPT:
 
     def _apply(self, state: _ListState, start: int, end: int, answer: Answer) -> None:
         parsed = parse_ranking(answer.text, end - start)
-        _log.debug("rankgpt: query %r ranks %d-%d: %d recovered: %r", state.query, start + 1, end, parsed.num_recovered, answer.text)
+        _log.debug(
+            "rankgpt: query %r ranks %d-%d: %d recovered: %r",
+            state.query,
+            start + 1,
+            end,
+            parsed.num_recovered,
+            answer.text,
+        )
         # only the window moves; what it read keeps the places of the window
         state.order[start:end] = [state.order[start + position] for position in parsed.order]
         state.answers.append(parsed)
@@ -238,7 +258,8 @@ class RankGPT:
             low, high = (middle, high) if self.generator.fits(build(middle), len(passages)) else (low, middle)
         if low == 0:
             raise InputError(
-                f"rankgpt: {len(passages)} passages do not fit the model's context even at one word each; rank fewer (`depth`) or take a "
+                f"rankgpt: {len(passages)} passages do not fit the model's context even at one word each; rank "
+                "fewer (`depth`) or take a "
                 "smaller window"
             )
         return build(low), True
@@ -261,9 +282,12 @@ def build_rankgpt(
     batch_size: int = 1,
     **options: Any,
 ) -> RankGPT:
-    """RankGPT on a Hugging Face chat model, or on the OpenAI-compatible endpoint ``api_base`` (then ``model`` is its name there)."""
+    """RankGPT on a Hugging Face chat model, or on the OpenAI-compatible endpoint ``api_base`` (then ``model`` is its
+    name there).
+    """
     if api_base is not None:
-        given = {key: value for key, value in options.items() if key not in ("device", "dtype")}  # the server's business
+        # the server's business
+        given = {key: value for key, value in options.items() if key not in ("device", "dtype")}
         generator: Generator = EndpointGenerator(api_base, str(model), **{"concurrency": batch_size, **given})
     else:
         generator = LocalGenerator.load(model, batch_size=batch_size, **options)

@@ -16,4 +16,6 @@ def needs(package: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         missing = f"{error.name!r} is not installed"
-        raise ModuleNotFoundError(f"{missing}; run pip install '{package}'", name=error.name, path=error.path) from error
+        raise ModuleNotFoundError(
+            f"{missing}; run pip install '{package}'", name=error.name, path=error.path
+        ) from error

@@ -18,7 +18,9 @@ with needs("beir"):
 class HeadRankRerank(Rerank):
     """BEIR's Rerank on HeadRank: what is below ``top_k`` is left out, as there."""
 
-    def __init__(self, model: str | HeadRankReranker = "embedded", *, heads: str | None = None, **settings: Any) -> None:
+    def __init__(
+        self, model: str | HeadRankReranker = "embedded", *, heads: str | None = None, **settings: Any
+    ) -> None:
         """The arguments of ``HeadRankReranker.from_pretrained``, or a reranker that is loaded."""
         self.shared = shared_reranker(model, heads, **settings)
         super().__init__(self.shared)

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrank.integrations import needs
-from headrank.integrations.shared_reranker import RerankerSettings, ScoredIndex, SharedReranker, check_top_k, document_from
+from headrank.integrations.shared_reranker import (
+    RerankerSettings,
+    ScoredIndex,
+    SharedReranker,
+    check_top_k,
+    document_from,
+)
 from headrank.reranking.reranker import DocumentLike
 
 with needs("haystack-ai"):
@@ -29,7 +35,9 @@ class HeadRankRanker:
         max_length: int | None = None,
         title_key: str | None = "title",
     ) -> None:
-        """The arguments of ``HeadRankReranker.from_pretrained``; ``title_key`` names the entry of ``meta`` that holds a title."""
+        """The arguments of ``HeadRankReranker.from_pretrained``; ``title_key`` names the entry of ``meta`` that
+        holds a title.
+        """
         check_top_k(top_k)
         self.settings = RerankerSettings(model, heads, device, dtype, max_length=max_length)
         self.top_k, self.title_key = top_k, title_key
@@ -57,7 +65,9 @@ class HeadRankRanker:
         return {"documents": _kept(documents, ranked)}
 
     @component.output_types(documents=list[Document])
-    async def run_async(self, query: str, documents: list[Document], top_k: int | None = None) -> dict[str, list[Document]]:
+    async def run_async(
+        self, query: str, documents: list[Document], top_k: int | None = None
+    ) -> dict[str, list[Document]]:
         """The same without blocking the event loop."""
         ranked = await self._shared.arank(query, self._texts(documents), self.top_k if top_k is None else top_k)
         return {"documents": _kept(documents, ranked)}

@@ -24,11 +24,16 @@ def rerank_run(
 ) -> list[ir_measures.ScoredDoc]:
     """The run with the ``depth`` best candidates of every query reranked; those below keep their order.
 
-    ``run`` is what ``ir_measures.calc_aggregate`` takes: ScoredDoc objects (also of ``read_trec_run``), a data frame with the columns
-    query_id, doc_id and score, or a dictionary of dictionaries. ``documents`` maps a document id to its text, or is a function that does.
+    ``run`` is what ``ir_measures.calc_aggregate`` takes: ScoredDoc objects (also of ``read_trec_run``), a data frame
+    with the columns query_id, doc_id and score, or a dictionary of dictionaries. ``documents`` maps a document id to
+    its text, or is a function that does.
     """
     reranked = rerank_scores(shared_reranker(model, heads, **settings), _candidates(run), queries, documents, depth)
-    return [ir_measures.ScoredDoc(query_id, doc_id, score) for query_id, scores in reranked.items() for doc_id, score in scores.items()]
+    return [
+        ir_measures.ScoredDoc(query_id, doc_id, score)
+        for query_id, scores in reranked.items()
+        for doc_id, score in scores.items()
+    ]
 
 
 def _candidates(run: Any) -> RunScores:
@@ -41,5 +46,7 @@ def _candidates(run: Any) -> RunScores:
         try:
             found.setdefault(row.query_id, {})[row.doc_id] = float(row.score)
         except AttributeError as error:
-            raise InputError(f"`run`: {str(row)[:60]!r} is no scored document; it needs query_id, doc_id and score") from error
+            raise InputError(
+                f"`run`: {str(row)[:60]!r} is no scored document; it needs query_id, doc_id and score"
+            ) from error
     return found

@@ -17,7 +17,9 @@ with needs("langchain-core"):
 
 
 class HeadRankCompressor(BaseDocumentCompressor):
-    """Keeps the ``top_n`` best documents, best first, each a copy with its score in the metadata; the model loads on first use."""
+    """Keeps the ``top_n`` best documents, best first, each a copy with its score in the metadata; the model loads on
+    first use.
+    """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid", protected_namespaces=())
 
@@ -38,7 +40,9 @@ class HeadRankCompressor(BaseDocumentCompressor):
             RerankerSettings(self.model, self.heads, self.device, self.dtype, max_length=self.max_length), self.reranker
         )
 
-    def compress_documents(self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None) -> Sequence[Document]:
+    def compress_documents(
+        self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
+    ) -> Sequence[Document]:
         """The best documents with their scores; the documents given stay as they are."""
         return self._kept(documents, self._shared.rank(query, self._texts(documents), self.top_n))
 

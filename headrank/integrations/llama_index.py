@@ -26,7 +26,9 @@ class HeadRankPostprocessor(BaseNodePostprocessor):
     max_length: int | None = Field(default=None, description="tokens of a prompt at most")
     top_n: int | None = Field(default=None, ge=1, description="nodes kept; default: all")
     title_key: str | None = Field(default="title", description="metadata entry that holds a title")
-    keep_retrieval_score: bool = Field(default=False, description="keep the retriever's score as metadata['retrieval_score']")
+    keep_retrieval_score: bool = Field(
+        default=False, description="keep the retriever's score as metadata['retrieval_score']"
+    )
     _shared: SharedReranker = PrivateAttr()
 
     def __init__(self, reranker: HeadRankReranker | None = None, **settings: Any) -> None:
@@ -41,15 +43,24 @@ class HeadRankPostprocessor(BaseNodePostprocessor):
         """The name that LlamaIndex serialises."""
         return "HeadRankPostprocessor"
 
-    def _postprocess_nodes(self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None) -> list[NodeWithScore]:
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
         return self._kept(nodes, self._shared.rank(_query(query_bundle), self._texts(nodes), self.top_n))
 
-    async def _apostprocess_nodes(self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None) -> list[NodeWithScore]:
+    async def _apostprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
         return self._kept(nodes, await self._shared.arank(_query(query_bundle), self._texts(nodes), self.top_n))
 
     def _texts(self, nodes: Sequence[NodeWithScore]) -> list[DocumentLike]:
-        """The plain content: metadata that other nodes show to an embedding model would be read as text of the passage."""
-        return [document_from(item.node.get_content(MetadataMode.NONE), item.node.metadata, self.title_key) for item in nodes]
+        """The plain content: metadata that other nodes show to an embedding model would be read as text of the
+        passage.
+        """
+        return [
+            document_from(item.node.get_content(MetadataMode.NONE), item.node.metadata, self.title_key)
+            for item in nodes
+        ]
 
     def _kept(self, nodes: Sequence[NodeWithScore], ranked: Sequence[ScoredIndex]) -> list[NodeWithScore]:
         """New NodeWithScore objects around the same nodes; a node is copied only where something is written into it."""

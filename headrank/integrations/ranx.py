@@ -26,8 +26,8 @@ def rerank_run(
 ) -> Run:
     """The run with the ``depth`` best candidates of every query reranked; those below keep their order.
 
-    ``documents`` maps a document id to its text (or {"title", "text"}), or is a function that does. Other settings are those of
-    ``HeadRankReranker.from_pretrained``.
+    ``documents`` maps a document id to its text (or {"title", "text"}), or is a function that does. Other settings are
+    those of ``HeadRankReranker.from_pretrained``.
     """
     candidates = {query_id: dict(scores) for query_id, scores in run.to_dict().items()}
     shared = shared_reranker(model, heads, **settings)

@@ -1,7 +1,7 @@
 """Ray Data: lists scored by a pool of processes, one per GPU or core, on this machine or on a cluster.
 
-``score_lists`` adds a column of scores to a dataset; 'headrank rerank --ray' and 'headrank index --ray' use the same pool. A list is
-one row and is never divided. A process that dies is started again and its rows are scored again.
+``score_lists`` adds a column of scores to a dataset; 'headrank rerank --ray' and 'headrank index --ray' use the same
+pool. A list is one row and is never divided. A process that dies is started again and its rows are scored again.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Workers:
 
 
 def connect(address: str | None = None, workers: int | None = None) -> None:
-    """Join the cluster at ``address`` (or RAY_ADDRESS), or start one of this machine's cores that ends with the process."""
+    """Join the cluster at ``address`` (or RAY_ADDRESS), or start one of this machine's cores that ends with the
+    process.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # as the next release has it; this one warns
     is_told = _LOG.isEnabledFor(logging.DEBUG)
@@ -70,14 +72,18 @@ def connect(address: str | None = None, workers: int | None = None) -> None:
                 ray.init(num_cpus=cores, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
         except (ConnectionError, TimeoutError, ValueError) as error:
             place = f"`ray` {address or 'local'}: no Ray cluster there ({first_line(error)[:200]})"
-            raise InputError(f"{place}; start one with 'ray start --head' and give its address, or leave the address out") from error
+            raise InputError(
+                f"{place}; start one with 'ray start --head' and give its address, or leave the address out"
+            ) from error
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.target_max_block_size = BLOCK_BYTES
 
 
 def find_workers(device: str | None, count: int | None, *, spare: int = 0) -> Workers:
-    """A process for every GPU of the cluster, or for every core where it has none; ``spare`` cores are left to others."""
+    """A process for every GPU of the cluster, or for every core where it has none; ``spare`` cores are left to
+    others.
+    """
     resources = ray.cluster_resources()
     gpus, cores = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
     if device is not None and device not in ("cpu", "cuda"):
@@ -87,9 +93,12 @@ def find_workers(device: str | None, count: int | None, *, spare: int = 0) -> Wo
     on_gpu = bool(gpus) and device != "cpu"
     most = gpus if on_gpu else max(1, cores - spare)
     if count is not None and count > (gpus if on_gpu else cores):
-        raise InputError(f"`ray_workers` {count}: this Ray cluster has {gpus if on_gpu else cores} {'GPUs' if on_gpu else 'cores'}")
+        raise InputError(
+            f"`ray_workers` {count}: this Ray cluster has {gpus if on_gpu else cores} {'GPUs' if on_gpu else 'cores'}"
+        )
     chosen = count or most
-    # tasks that read files ask for a whole core; without a free one they would wait for ever for processes that wait for them
+    # tasks that read files ask for a whole core; without a free one they would wait for ever for processes that wait
+    # for them
     return Workers(chosen, on_gpu, min(1.0, (cores - 1) / chosen))
 
 
@@ -114,12 +123,14 @@ def score_lists(
 ) -> Any:
     """The Ray dataset with a column of scores: for each row one number per document, in the order of its documents.
 
-    ``documents`` is a column of lists of texts, or of {"title", "text"}. Nothing is computed before the result is consumed. The model
-    must be where every node finds it: a hub name, 'embedded', or a path on a shared disk.
+    ``documents`` is a column of lists of texts, or of {"title", "text"}. Nothing is computed before the result is
+    consumed. The model must be where every node finds it: a hub name, 'embedded', or a path on a shared disk.
     """
     connect()
     found = find_workers(device, workers, spare=1)
-    settings = RerankerSettings(whole_path(model) or model, whole_path(heads), found.device, dtype, max_length=max_length)
+    settings = RerankerSettings(
+        whole_path(model) or model, whole_path(heads), found.device, dtype, max_length=max_length
+    )
     return found.map(dataset, _ColumnScorer, settings, query, documents, scores)
 
 
@@ -134,7 +145,9 @@ class _ColumnScorer:
         """The rows with their scores."""
         for column in (self.query, self.documents):
             if column not in rows.column_names:
-                raise InputError(f"no column {column!r} among {', '.join(rows.column_names)}; name it with `query` or `documents`")
+                raise InputError(
+                    f"no column {column!r} among {', '.join(rows.column_names)}; name it with `query` or `documents`"
+                )
         lists = list(zip(rows[self.query].to_pylist(), map(_documents, rows[self.documents].to_pylist()), strict=True))
         filled = [item for item in lists if item[1]]
         found = iter(self.reranker.score_batch(filled) if filled else ())

@@ -1,7 +1,7 @@
 """'headrank index --ray': keys computed by the processes of a Ray cluster, written by this one.
 
-A store has one writer, so a process that dies leaves nothing half-written and every passage comes once; the disk of the store need not
-be shared. What is missing of the corpus passes through this process's memory.
+A store has one writer, so a process that dies leaves nothing half-written and every passage comes once; the disk of the
+store need not be shared. What is missing of the corpus passes through this process's memory.
 """
 
 from __future__ import annotations
@@ -27,8 +27,12 @@ _PASSAGES_AT_A_TIME = 128  # at most
 MakeReader = Callable[[str], "LateReader"]  # from a device
 
 
-def keys_from_ray(make_reader: MakeReader, device: str | None, address: str | None = None, workers: int | None = None) -> Elsewhere:
-    """Join or start the cluster now; passages are computed when they are given. ``make_reader`` is called in every process."""
+def keys_from_ray(
+    make_reader: MakeReader, device: str | None, address: str | None = None, workers: int | None = None
+) -> Elsewhere:
+    """Join or start the cluster now; passages are computed when they are given. ``make_reader`` is called in every
+    process.
+    """
     connect(address, workers)
     found = find_workers(device, workers)
 

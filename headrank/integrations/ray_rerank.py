@@ -1,7 +1,8 @@
-"""'headrank rerank --ray': a reranking job on the processes of a Ray cluster; its files are those of the job without Ray.
+"""'headrank rerank --ray': a reranking job on the processes of a Ray cluster; its files are those of the job without
+Ray.
 
-A collection, or one file of requests, is read here and its lists are handed out. A Parquet file or a folder of requests is read by the
-cluster, list by list, and the results alone come here: it may be larger than memory.
+A collection, or one file of requests, is read here and its lists are handed out. A Parquet file or a folder of requests
+is read by the cluster, list by list, and the results alone come here: it may be larger than memory.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ _DOCUMENTS, _REST = "documents", "rest"  # what a line of a streamed job holds b
 def rerank_on_ray(job: RerankJob, address: str | None = None, workers: int | None = None) -> None:
     """Do a job's work on a cluster and write its files."""
     if job.store_add:
-        raise InputError("`store_add` has one writer, and `ray` many processes; fill the store with 'headrank index --ray' before")
+        raise InputError(
+            "`store_add` has one writer, and `ray` many processes; fill the store with 'headrank index --ray' before"
+        )
     check_targets(job.targets)
     is_streamed = job.requests is not None and (Path(job.requests).is_dir() or job.requests.endswith(".parquet"))
     parts = _parts(Path(str(job.requests))) if is_streamed else []
@@ -53,7 +56,9 @@ def rerank_on_ray(job: RerankJob, address: str | None = None, workers: int | Non
 def _for_other_machines(job: RerankJob) -> RerankJob:
     """The job with whole paths: processes of a cluster begin in folders of their own."""
     targets = tuple(dataclasses.replace(target, heads=whole_path(target.heads)) for target in job.targets)
-    return dataclasses.replace(job, model=whole_path(job.model) or job.model, store=whole_path(job.store), targets=targets)
+    return dataclasses.replace(
+        job, model=whole_path(job.model) or job.model, store=whole_path(job.store), targets=targets
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,9 +90,13 @@ def _lines(dataset: Any) -> Iterator[dict[str, Any]]:
 
 
 def _table(lines: Sequence[str], refusal: str = "") -> pyarrow.Table:
-    """Result lines, or one row that says why there are none: an error raised in a process would come as Ray's traceback."""
+    """Result lines, or one row that says why there are none: an error raised in a process would come as Ray's
+    traceback.
+    """
     lines, refusals = ([""], [refusal]) if refusal else (lines, [""] * len(lines))
-    return pyarrow.table({"line": pyarrow.array(lines, pyarrow.string()), "refusal": pyarrow.array(refusals, pyarrow.string())})
+    return pyarrow.table(
+        {"line": pyarrow.array(lines, pyarrow.string()), "refusal": pyarrow.array(refusals, pyarrow.string())}
+    )
 
 
 class _ListScorer:
@@ -130,7 +139,8 @@ class _RequestScorer(_ListScorer):
             request, texts = self._request(row)
             if request is None or (self.only is not None and request.query_id not in self.only):
                 continue
-            if request.query_id in self.done or request.query_id in wanted:  # one that comes twice is refused where all are seen
+            # one that comes twice is refused where all are seen
+            if request.query_id in self.done or request.query_id in wanted:
                 yield {"query_id": request.query_id, "is_done": True}
             else:
                 wanted[request.query_id] = request, texts
@@ -147,7 +157,8 @@ class _RequestScorer(_ListScorer):
         place, texts = str(row.pop("path", "a row")), dict[str, Document]()
         if "candidates" not in row and "text" in row:
             row = _parsed(place, row["text"])
-        for candidate in row.get("candidates") or ():  # Parquet has one schema for all documents: what one lacks is null
+        # Parquet has one schema for all documents: what one lacks is null
+        for candidate in row.get("candidates") or ():
             if isinstance(candidate, dict) and isinstance(candidate.get("doc"), dict):
                 candidate["doc"] = {key: value for key, value in candidate["doc"].items() if value is not None}
         return request_from_row(place, row, texts, depth=self.job.depth, shuffle=self.job.shuffle), texts
@@ -160,7 +171,10 @@ def _parsed(place: str, line: str) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"{place}: a line is not JSON ({error}): {line[:60]!r}") from error
     if not isinstance(row, dict):
-        raise InputError(f"{place}: a line is not a JSON object: {line[:60]!r}; a request is {{query, candidates}} on a line of its own")
+        raise InputError(
+            f"{place}: a line is not a JSON object: {line[:60]!r}; a request is {{query, candidates}} on a line of "
+            "its own"
+        )
     return row
 
 
@@ -186,12 +200,16 @@ def _rerank_stream(job: RerankJob, parts: Sequence[Path], workers: Workers) -> N
     read = ray.data.read_parquet if parts[0].suffix == ".parquet" else ray.data.read_text
     dataset = read([str(path) for path in parts], include_paths=True)
     ray.data.DataContext.get_current().execution_options.preserve_order = True
-    made = workers.map(dataset, _RequestScorer, dataclasses.replace(job, device=workers.device), frozenset(partial.done), only)
+    made = workers.map(
+        dataset, _RequestScorer, dataclasses.replace(job, device=workers.device), frozenset(partial.done), only
+    )
     started, seen = time.perf_counter(), set[str]()
     with contextlib.closing(progress_of(_lines(made), None)) as lines:
         for line in lines:
             if line["query_id"] in seen:
-                raise InputError(f"{job.requests}: query {line['query_id']!r} appears twice; give every list its own id")
+                raise InputError(
+                    f"{job.requests}: query {line['query_id']!r} appears twice; give every list its own id"
+                )
             seen.add(line["query_id"])
             if "is_done" not in line:
                 partial.add([line])
@@ -209,18 +227,29 @@ def _write(job: RerankJob, partial: PartialResults, workers: Workers, seconds: f
         write_jsonl(target.scores, rows)
     if target.meta:
         kept = ("seconds", "tokens", "is_shortened", "windows")
-        facts = {"load_seconds": 0.0, "rank_seconds": seconds, "reads_the_whole_forward": True, "methods_sharing_the_forward": 1}
+        facts = {
+            "load_seconds": 0.0,
+            "rank_seconds": seconds,
+            "reads_the_whole_forward": True,
+            "methods_sharing_the_forward": 1,
+        }
         costs = [{key: row[key] for key in kept if key in row} for row in partial.rows()]
         write_json(target.meta, facts_of(job, target, costs, outlines(job)[0], facts | _Cluster(workers).facts()))
     if target.output.endswith(".jsonl"):
         write_jsonl(target.output, map(_result, partial.rows()))
     else:
-        write_run(target.output, ((row["query_id"], ranked_list(row, row[_REST])) for row in partial.rows()), target.tag or target.method)
+        write_run(
+            target.output,
+            ((row["query_id"], ranked_list(row, row[_REST])) for row in partial.rows()),
+            target.tag or target.method,
+        )
     partial.discard()
 
 
 def _result(row: dict[str, Any]) -> dict[str, Any]:
     """One rank_llm result."""
     kept = row[_DOCUMENTS]
-    candidates = [{"docid": doc_id, "score": score, "doc": kept["docs"][doc_id]} for doc_id, score in ranked_list(row, row[_REST])]
+    candidates = [
+        {"docid": doc_id, "score": score, "doc": kept["docs"][doc_id]} for doc_id, score in ranked_list(row, row[_REST])
+    ]
     return {"query": {"text": kept["query"], "qid": row["query_id"]}, "candidates": candidates}

@@ -32,7 +32,9 @@ class HeadRankRanker(BaseRanker):
         max_length: int | None = None,
         title_key: str | None = "title",
     ) -> None:
-        """The arguments of ``HeadRankReranker.from_pretrained``; ``title_key`` names the metadata entry that holds a title."""
+        """The arguments of ``HeadRankReranker.from_pretrained``; ``title_key`` names the metadata entry that holds a
+        title.
+        """
         self.verbose, self.title_key = verbose, title_key
         self._shared = SharedReranker(RerankerSettings(model_name_or_path, heads, device, dtype, max_length=max_length))
         self._shared.load()
@@ -46,8 +48,13 @@ class HeadRankRanker(BaseRanker):
     ) -> RankedResults:
         """Every document with its score and rank, best first."""
         documents = prep_docs(docs, doc_ids, metadata) if docs else []
-        ranked = self._shared.rank(query, [document_from(item.text or "", item.metadata, self.title_key) for item in documents])
-        results = [Result(document=documents[place], score=score, rank=rank) for rank, (place, score) in enumerate(ranked, start=1)]
+        ranked = self._shared.rank(
+            query, [document_from(item.text or "", item.metadata, self.title_key) for item in documents]
+        )
+        results = [
+            Result(document=documents[place], score=score, rank=rank)
+            for rank, (place, score) in enumerate(ranked, start=1)
+        ]
         return RankedResults(results=results, query=query, has_scores=True)
 
     def score(self, query: str, doc: str) -> float:

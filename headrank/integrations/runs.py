@@ -16,7 +16,9 @@ _LISTS_AT_A_TIME = 64
 
 
 def shared_reranker(model: str | HeadRankReranker, heads: str | None = None, **settings: Any) -> SharedReranker:
-    """A reranker behind an adapter, from a model's name with the arguments of ``from_pretrained``, or one that is loaded."""
+    """A reranker behind an adapter, from a model's name with the arguments of ``from_pretrained``, or one that is
+    loaded.
+    """
     if isinstance(model, HeadRankReranker):
         return SharedReranker(RerankerSettings(), model)
     return SharedReranker(RerankerSettings(model, heads, **settings))
@@ -33,8 +35,8 @@ def rerank_scores(
 ) -> RunScores:
     """New scores for the ``depth`` best candidates of every query, best first.
 
-    Candidates below the depth follow in their old order (``keep_rest``) or are left out. A query or document without text is an
-    InputError, and so is a depth below one.
+    Candidates below the depth follow in their old order (``keep_rest``) or are left out. A query or document without
+    text is an InputError, and so is a depth below one.
     """
     if depth is not None and depth < 1:
         raise InputError(f"`depth` {depth} must be at least 1")
@@ -44,7 +46,9 @@ def rerank_scores(
     ids = list(candidates)
     for start in range(0, len(ids), _LISTS_AT_A_TIME):
         part = ids[start : start + _LISTS_AT_A_TIME]
-        lists = [(_text(queries, query_id), _texts(text_of, query_id, candidates[query_id][:depth])) for query_id in part]
+        lists = [
+            (_text(queries, query_id), _texts(text_of, query_id, candidates[query_id][:depth])) for query_id in part
+        ]
         for query_id, scores in zip(part, shared.score_lists(lists), strict=True):
             ranked = [(candidates[query_id][place], score) for place, score in best_first(scores)]
             rest = candidates[query_id][len(ranked) :] if keep_rest and ranked else ()

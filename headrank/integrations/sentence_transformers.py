@@ -1,7 +1,8 @@
 """sentence-transformers: a reranker with the methods of a CrossEncoder, for code that expects one.
 
-HeadRank reads lists, not pairs: the pairs of one query in one call of ``predict`` are one list, wherever they stand in it. So
-the score of a pair depends on the others of its query, and comparing scores across calls means nothing; ranking within a query does.
+HeadRank reads lists, not pairs: the pairs of one query in one call of ``predict`` are one list, wherever they stand in
+it. So the score of a pair depends on the others of its query, and comparing scores across calls means nothing; ranking
+within a query does.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ Pair = Sequence[Any]  # (query, document)
 
 
 class HeadRankCrossEncoder:
-    """``predict`` and ``rank`` as CrossEncoder has them; evaluators and rerank pipelines of sentence-transformers run on it."""
+    """``predict`` and ``rank`` as CrossEncoder has them; evaluators and rerank pipelines of sentence-transformers
+    run on it.
+    """
 
     num_labels = 1
 
@@ -38,8 +41,12 @@ class HeadRankCrossEncoder:
         max_length: int | None = None,
         reranker: HeadRankReranker | None = None,
     ) -> None:
-        """The arguments of ``HeadRankReranker.from_pretrained``; ``batch_size`` counts lists. Or a ``reranker`` that is loaded."""
-        self.shared = SharedReranker(RerankerSettings(model_name_or_path, heads, device, dtype, batch_size, max_length), reranker)
+        """The arguments of ``HeadRankReranker.from_pretrained``; ``batch_size`` counts lists. Or a ``reranker`` that
+        is loaded.
+        """
+        self.shared = SharedReranker(
+            RerankerSettings(model_name_or_path, heads, device, dtype, batch_size, max_length), reranker
+        )
         self.shared.load()
         self.model_card_data = CrossEncoderModelCardData()
 
@@ -63,8 +70,9 @@ class HeadRankCrossEncoder:
     ) -> Any:
         """The scores of (query, document) pairs in the order given, as a CrossEncoder with one label returns them.
 
-        A document that comes twice for a query is read once. ``batch_size`` counts pairs there and lists here, so it is not taken
-        over; prompts and activations of a classifier have no meaning here, and an ``activation_fn`` other than None is refused.
+        A document that comes twice for a query is read once. ``batch_size`` counts pairs there and lists here, so it is
+        not taken over; prompts and activations of a classifier have no meaning here, and an ``activation_fn`` other
+        than None is refused.
         """
         del batch_size, show_progress_bar, apply_softmax, ignored
         _refuse_classifier_switches(prompt_name, prompt, activation_fn)
@@ -83,7 +91,9 @@ class HeadRankCrossEncoder:
         documents: dict[str, list[DocumentLike]] = {}
         for number, pair in enumerate(pairs):
             if not _is_pair(pair):
-                raise InputError(f"pair {number} must be (query, document), found {type(pair).__name__}: {str(pair)[:60]!r}")
+                raise InputError(
+                    f"pair {number} must be (query, document), found {type(pair).__name__}: {str(pair)[:60]!r}"
+                )
             query, document = pair
             seen = places.setdefault(query, {})
             if _identity(document) not in seen:
@@ -106,7 +116,9 @@ class HeadRankCrossEncoder:
         """[{"corpus_id", "score"(, "text")}], best first, as CrossEncoder.rank does."""
         del ignored
         _refuse_classifier_switches(prompt_name, prompt, activation_fn)
-        rows: list[dict[str, Any]] = [{"corpus_id": place, "score": score} for place, score in self.shared.rank(query, documents, top_k)]
+        rows: list[dict[str, Any]] = [
+            {"corpus_id": place, "score": score} for place, score in self.shared.rank(query, documents, top_k)
+        ]
         return [row | {"text": documents[row["corpus_id"]]} for row in rows] if return_documents else rows
 
 
@@ -114,7 +126,10 @@ def _refuse_classifier_switches(prompt_name: str | None, prompt: str | None, act
     """What would change the scores of a CrossEncoder and could not be obeyed here."""
     for name, value in (("prompt_name", prompt_name), ("prompt", prompt), ("activation_fn", activation_fn)):
         if value is not None:
-            raise InputError(f"{name}={value!r} is for classifiers; HeadRank's prompt comes with its heads and its scores are as they are")
+            raise InputError(
+                f"{name}={value!r} is for classifiers; HeadRank's prompt comes with its heads and its scores are as "
+                "they are"
+            )
 
 
 def _is_pair(value: Any) -> bool:

@@ -1,7 +1,9 @@
-"""One reranker behind an adapter: loaded on first use, safe from several threads, awaitable without blocking an event loop.
+"""One reranker behind an adapter: loaded on first use, safe from several threads, awaitable without blocking an event
+loop.
 
-Frameworks make, copy and serialise components long before they run them, so an adapter keeps the settings and the model comes
-with the first list. One list is scored at a time: a forward already uses every core, and tokenizers are not safe to share.
+Frameworks make, copy and serialise components long before they run them, so an adapter keeps the settings and the model
+comes with the first list. One list is scored at a time: a forward already uses every core, and tokenizers are not safe
+to share.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ ScoredIndex = tuple[int, float]
 
 @dataclass(frozen=True)
 class RerankerSettings:
-    """What ``HeadRankReranker.from_pretrained`` is called with; plain values, so that any framework can write them down."""
+    """What ``HeadRankReranker.from_pretrained`` is called with; plain values, so that any framework can write them
+    down.
+    """
 
     model: str = "embedded"
     heads: str | None = None
@@ -46,7 +50,9 @@ class SharedReranker:
         self._thread: ThreadPoolExecutor | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SharedReranker:
-        """Copies of a component share the model: deep copies are how frameworks configure a chain, not how they load weights."""
+        """Copies of a component share the model: deep copies are how frameworks configure a chain, not how they load
+        weights.
+        """
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -63,7 +69,9 @@ class SharedReranker:
             self._reranker = self.settings.load()
         return self._reranker
 
-    def score_lists(self, lists: Sequence[tuple[str, Sequence[DocumentLike]]], batch_size: int | None = None) -> list[list[float]]:
+    def score_lists(
+        self, lists: Sequence[tuple[str, Sequence[DocumentLike]]], batch_size: int | None = None
+    ) -> list[list[float]]:
         """The scores of each list in the order its documents were given; lists without documents cost nothing."""
         filled = [place for place, (_, documents) in enumerate(lists) if len(documents)]
         scores: list[list[float]] = [[] for _ in lists]
@@ -80,7 +88,9 @@ class SharedReranker:
         return best_first(self.score_lists([(query, documents)])[0], top_k)
 
     async def arank(self, query: str, documents: Sequence[DocumentLike], top_k: int | None = None) -> list[ScoredIndex]:
-        """The same in a thread of its own: the event loop goes on, and work that is cancelled before its turn is never done."""
+        """The same in a thread of its own: the event loop goes on, and work that is cancelled before its turn is
+        never done.
+        """
         check_top_k(top_k)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrank")

@@ -4,8 +4,8 @@ Shapes: B batch, H query heads, G key-value groups, S sequence, D head size, K h
 C calibration tokens. Pure tensor functions shared by the transformers engine and the Megatron core attention.
 
 The calibration branch restarts its positions after the prefix and does not see the query branch, so the pass equals two
-separate passes exactly. No S x S matrix is ever made: the context is a causal SDPA, and explicit masks exist only for the
-C calibration tokens and the rows of I_q.
+separate passes exactly. No S x S matrix is ever made: the context is a causal SDPA, and explicit masks exist only for
+the C calibration tokens and the rows of I_q.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ from headrank.method.transfer import together_on
 
 @dataclass(frozen=True)
 class BranchLayout:
-    """Where everything lies in a right-padded batch. Every context has the same calibration branch, so C is one number."""
+    """Where everything lies in a right-padded batch. Every context has the same calibration branch, so C is one
+    number.
+    """
 
     position_ids_BS: torch.Tensor  # restarted after the prefix in the calibration branch
     prefix_length_B: torch.Tensor
@@ -82,7 +84,9 @@ def batch_contexts(
     num_tokens = num_tokens if pad_to is None else max(pad_to, num_tokens)
     batch, num_rows = len(contexts), max(end - start for start, end in (context.query_rows for context in contexts))
     num_calibration = contexts[0].calibration_length
-    assert all(context.calibration_length == num_calibration for context in contexts), "one template, one calibration branch"
+    assert all(context.calibration_length == num_calibration for context in contexts), (
+        "one template, one calibration branch"
+    )
     num_documents = max(len(context.document_spans) for context in contexts)
     ids = np.full((batch, num_tokens), pad_id, np.int64)
     positions = np.zeros((batch, num_tokens), np.int64)
@@ -90,7 +94,8 @@ def batch_contexts(
     rows, weights = np.zeros((batch, num_rows), np.int64), np.zeros((batch, num_rows), np.float32)
     for index, context in enumerate(contexts):
         ids[index, : context.length] = context.input_ids
-        positions[index, : context.length] = _positions(context)  # padding stays at 0: never beyond the model's positions
+        # padding stays at 0: never beyond the model's positions
+        positions[index, : context.length] = _positions(context)
         first, last = context.query_rows
         # padding repeats a real row, so that no gather leaves the sequence; its weight below stays 0
         rows[index] = first
@@ -132,7 +137,9 @@ def _positions(context: EncodedContext) -> np.ndarray:
     return positions
 
 
-def visible_keys(layout: BranchLayout, rows_BR: torch.Tensor, is_calibration: bool, window: int | None = None) -> torch.Tensor:
+def visible_keys(
+    layout: BranchLayout, rows_BR: torch.Tensor, is_calibration: bool, window: int | None = None
+) -> torch.Tensor:
     """The mask [B, R, S] of what the given rows may see: causal, and never across the two branches.
 
     ``window`` is the width of sliding-window attention, measured in positions.
@@ -141,7 +148,9 @@ def visible_keys(layout: BranchLayout, rows_BR: torch.Tensor, is_calibration: bo
     # by index and not by position: positions restart in the calibration branch, and query rows would see its tokens
     visible = key_index_S[None, None, :] <= rows_BR[:, :, None]
     if is_calibration:
-        in_query_branch_BS = (key_index_S >= layout.prefix_length_B[:, None]) & (key_index_S < layout.calibration_start_B[:, None])
+        in_query_branch_BS = (key_index_S >= layout.prefix_length_B[:, None]) & (
+            key_index_S < layout.calibration_start_B[:, None]
+        )
         visible = visible & ~in_query_branch_BS[:, None, :]
     if window is not None:
         position_BR = torch.gather(layout.position_ids_BS, 1, rows_BR)
@@ -150,7 +159,12 @@ def visible_keys(layout: BranchLayout, rows_BR: torch.Tensor, is_calibration: bo
 
 
 def branched_context(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: BranchLayout, scale: float, window: int | None = None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layout: BranchLayout,
+    scale: float,
+    window: int | None = None,
 ) -> torch.Tensor:
     """The attention output [B, H, S, D] of query [B, H, S, D] over key and value [B, G, S, D].
 
@@ -215,7 +229,9 @@ def replace_calibration_rows(
     return context.scatter(2, index[..., : value.shape[3]], rows.to(context.dtype))
 
 
-def causal_context(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None = None) -> torch.Tensor:
+def causal_context(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None = None
+) -> torch.Tensor:
     """Causal attention, or sliding-window attention in blocks of ``window`` so that memory stays linear in S."""
     num_tokens = query.shape[2]
     if window is None or num_tokens <= window:
@@ -227,7 +243,9 @@ def causal_context(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, 
         rows = torch.arange(start, end, device=query.device)[:, None]
         keys = torch.arange(first, end, device=query.device)[None, :]
         mask = (keys <= rows) & (rows - keys < window)
-        blocks.append(_attend(query[:, :, start:end], key[:, :, first:end], value[:, :, first:end], attn_mask=mask, scale=scale))
+        blocks.append(
+            _attend(query[:, :, start:end], key[:, :, first:end], value[:, :, first:end], attn_mask=mask, scale=scale)
+        )
     return torch.cat(blocks, dim=2)
 
 
@@ -239,11 +257,14 @@ def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **how: 
     return F.scaled_dot_product_attention(query, key, value, enable_gqa=key.shape[1] != query.shape[1], **how)
 
 
-def _attend_few(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+def _attend_few(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
     """Attention of few rows [B, H, R, D] under a mask [B, 1, R, S].
 
-    On a GPU two products a key-value group and a softmax of R x S: torch's masked kernel would need keys and values repeated for every
-    head, and give few rows to as few multiprocessors. Logits are float32, as inside every fused kernel.
+    On a GPU two products a key-value group and a softmax of R x S: torch's masked kernel would need keys and values
+    repeated for every head, and give few rows to as few multiprocessors. Logits are float32, as inside every fused
+    kernel.
     """
     if not _lacks_grouped_kernel(query, has_mask=True):
         return _attend(query, key, value, attn_mask=mask, scale=scale)
@@ -255,7 +276,9 @@ def _attend_few(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mas
 
 
 def _lacks_grouped_kernel(query: torch.Tensor, *, has_mask: bool) -> bool:
-    """CUDA's flash kernel alone knows groups, and neither float32 nor masks: there grouped attention would make S x S matrices."""
+    """CUDA's flash kernel alone knows groups, and neither float32 nor masks: there grouped attention would make S x
+    S matrices.
+    """
     return query.is_cuda and (has_mask or query.dtype == torch.float32)
 
 

@@ -1,8 +1,10 @@
-"""Learning from a teacher's scores beside the preference loss: RankNet on its margins, listwise KL, margin-MSE; one function a term.
+"""Learning from a teacher's scores beside the preference loss: RankNet on its margins, listwise KL, margin-MSE; one
+function a term.
 
-Shapes: N documents of one list, M of them with a teacher score, P unordered pairs of those. Every term takes *scaled* scores and a
-teacher's logits (divided by a temperature where its scale is another) and returns a scalar. A document that the teacher did not
-grade holds NaN and takes no part. A list with fewer than two graded documents teaches nothing: its terms are zero.
+Shapes: N documents of one list, M of them with a teacher score, P unordered pairs of those. Every term takes *scaled*
+scores and a teacher's logits (divided by a temperature where its scale is another) and returns a scalar. A document
+that the teacher did not grade holds NaN and takes no part. A list with fewer than two graded documents teaches nothing:
+its terms are zero.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ class TeacherTerms:
     """``total`` is weighted and carries the gradient; ``accuracy`` is a detached number for the log."""
 
     total: torch.Tensor
-    accuracy: torch.Tensor  # share of pairs that the teacher orders in which the scores order alike; a tie is half right
+    # share of pairs that the teacher orders in which the scores order alike; a tie is half right
+    accuracy: torch.Tensor
 
 
 def graded(scores_N: torch.Tensor, teacher_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

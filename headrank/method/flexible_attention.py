@@ -1,8 +1,8 @@
 """The parallel layout in one kernel: torch's FlexAttention with a mask of blocks, on GPUs.
 
-The plain way (attention.py) gathers documents of similar length, attends to each group and puts the parts back together. On a GPU
-the gradient of every gather is a sort and an accumulation. Here nothing is moved: one kernel over the whole sequence leaves out the
-tiles that nobody sees.
+The plain way (attention.py) gathers documents of similar length, attends to each group and puts the parts back
+together. On a GPU the gradient of every gather is a sort and an accumulation. Here nothing is moved: one kernel over
+the whole sequence leaves out the tiles that nobody sees.
 
 Shapes: B batch, H query heads, G key-value groups, S sequence, D head size, T tiles of a sequence.
 """
@@ -26,10 +26,11 @@ CALIBRATION_BRANCH, PADDING = QUERY_BRANCH + 1, QUERY_BRANCH + 2
 
 @dataclass(frozen=True)
 class FlexibleMask:
-    """Who sees whom: the segment of every token, ascending along a context, and the tiles of keys that each tile of queries needs.
+    """Who sees whom: the segment of every token, ascending along a context, and the tiles of keys that each tile of
+    queries needs.
 
-    Segment 0 is the opening, then come the blocks from 1 on, then the branches. A token sees the opening, its own segment and, from a
-    branch, every block; never what comes after it.
+    Segment 0 is the opening, then come the blocks from 1 on, then the branches. A token sees the opening, its own
+    segment and, from a branch, every block; never what comes after it.
     """
 
     segment_BS: torch.Tensor
@@ -46,11 +47,21 @@ class FlexibleMask:
         return cls(segments, counts, seen, int(num_tiles.sum()))
 
     def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, position_ids_BS: torch.Tensor, scale: float, window: int | None
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        position_ids_BS: torch.Tensor,
+        scale: float,
+        window: int | None,
     ) -> torch.Tensor:
-        """The context [B, H, S, D] of query [B, H, S, D] over key and value [B, G, S, D]; ``window`` is measured in positions."""
+        """The context [B, H, S, D] of query [B, H, S, D] over key and value [B, G, S, D]; ``window`` is measured in
+        positions.
+        """
         mask = self._block_mask(position_ids_BS, window)
-        return _kernel(query.device.type)(query, key, value, block_mask=mask, scale=scale, enable_gqa=key.shape[1] != query.shape[1])
+        return _kernel(query.device.type)(
+            query, key, value, block_mask=mask, scale=scale, enable_gqa=key.shape[1] != query.shape[1]
+        )
 
     def _block_mask(self, position_ids_BS: torch.Tensor, window: int | None) -> Any:
         """FlexAttention's own object, made once for all layers."""
@@ -69,7 +80,9 @@ class FlexibleMask:
 
 
 def visible_tiles(segment_BS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How many tiles of keys each tile of queries may need, [B, T], and which, [B, T, T] with these first; the mask decides inside them."""
+    """How many tiles of keys each tile of queries may need, [B, T], and which, [B, T, T] with these first; the mask
+    decides inside them.
+    """
     length = segment_BS.shape[1]
     ends = np.arange(TILE, length + TILE, TILE).clip(max=length) - 1
     lowest, highest = segment_BS[:, : ends[-1] + 1 : TILE], segment_BS[:, ends]
@@ -84,7 +97,9 @@ def visible_tiles(segment_BS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return visible.sum(axis=2).astype(np.int32), np.argsort(~visible, axis=2, kind="stable").astype(np.int32)
 
 
-def _visibility(segment_BS: torch.Tensor, position_ids_BS: torch.Tensor, window: int | None) -> Callable[..., torch.Tensor]:
+def _visibility(
+    segment_BS: torch.Tensor, position_ids_BS: torch.Tensor, window: int | None
+) -> Callable[..., torch.Tensor]:
     """FlexAttention's mask_mod: whether query token q of context b sees key token k."""
 
     def sees(b: torch.Tensor, _: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
@@ -102,5 +117,6 @@ def _kernel(device_type: str) -> Callable[..., torch.Tensor]:
     """FlexAttention, compiled on a GPU for all lengths at once: without that it makes an S x S matrix."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    kernel: Callable[..., torch.Tensor] = flex_attention  # type: ignore[assignment]  # with return_lse it gives a pair; we do not ask
+    # with return_lse it gives a pair; we do not ask
+    kernel: Callable[..., torch.Tensor] = flex_attention  # type: ignore[assignment]
     return torch.compile(kernel, dynamic=True) if device_type == "cuda" else kernel

@@ -1,7 +1,7 @@
 """Core heads: the HeadSet every command shares, its heads.json, and the head scores of Eq. 2-4.
 
-Shapes: L layers, H heads, N documents. Heads are always (layer, head) pairs, zero-based, numbered as in Hugging Face; for
-people they are written L11-H2.
+Shapes: L layers, H heads, N documents. Heads are always (layer, head) pairs, zero-based, numbered as in Hugging Face;
+for people they are written L11-H2.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def head_name(head: Head) -> str:
 class HeadSet:
     """The selected heads, best first, and what they were computed from.
 
-    ``table`` ranks all heads with the selection's columns; ``settings`` and ``source`` are free-form facts (temperature,
-    collection, versions) that make the file explain itself. ``readout`` says how the heads become a score; None is the paper's
-    sum of calibrated masses with equal weights, written in the old format.
+    ``table`` ranks all heads with the selection's columns; ``settings`` and ``source`` are free-form facts
+    (temperature, collection, versions) that make the file explain itself. ``readout`` says how the heads become a
+    score; None is the paper's sum of calibrated masses with equal weights, written in the old format.
     """
 
     heads: tuple[Head, ...]
@@ -57,7 +57,10 @@ class HeadSet:
         if self.readout is not None:
             self.readout.check_count(len(self.heads))
         if self.prompt.is_late and (self.readout is None or self.readout.kind != "log-mass"):
-            raise InputError("heads: the late layout needs a log-mass readout; make one with 'headrank select-heads --method readout'")
+            raise InputError(
+                "heads: the late layout needs a log-mass readout; make one with 'headrank select-heads --method "
+                "readout'"
+            )
 
     @property
     def l_max(self) -> int:
@@ -75,7 +78,8 @@ class HeadSet:
         for layer, head in self.heads:
             if not (0 <= layer < num_layers and 0 <= head < num_heads):
                 raise InputError(
-                    f"head {head_name((layer, head))} does not exist in {name} ({num_layers} layers, {num_heads} heads); "
+                    f"head {head_name((layer, head))} does not exist in {name} ({num_layers} layers, {num_heads} "
+                    "heads); "
                     "these heads were selected on another model: run 'headrank select-heads' on this one"
                 )
 
@@ -157,13 +161,19 @@ class HeadSet:
         if values.get("format", FORMAT) == READOUT_FORMAT and result.readout is None:
             raise InputError(f"a {READOUT_FORMAT} file needs the field 'readout'")
         if values.get("prompt_hash") != result.prompt.hash:
-            raise InputError(f"field 'prompt_hash' is {values.get('prompt_hash')!r} but the prompt hashes to {result.prompt.hash!r}")
+            raise InputError(
+                f"field 'prompt_hash' is {values.get('prompt_hash')!r} but the prompt hashes to {result.prompt.hash!r}"
+            )
         if values.get("l_max") != result.l_max:
-            raise InputError(f"field 'l_max' is {values.get('l_max')!r} but the deepest head is in layer {result.l_max}")
+            raise InputError(
+                f"field 'l_max' is {values.get('l_max')!r} but the deepest head is in layer {result.l_max}"
+            )
         return result
 
 
-def discriminability(masses_LHN: torch.Tensor, positive: int, negatives: Sequence[int], temperature: float) -> torch.Tensor:
+def discriminability(
+    masses_LHN: torch.Tensor, positive: int, negatives: Sequence[int], temperature: float
+) -> torch.Tensor:
     """S_disc of Eq. 2 for one chosen document: softmax(alpha / tau) of the positive against its negatives, [L, H]."""
     # float64: at tau 0.001 the exponents are thousands
     columns = masses_LHN[..., [positive, *negatives]].double() / temperature

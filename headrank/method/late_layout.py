@@ -1,11 +1,13 @@
-"""The late layout: a query branch that reads no passage, and the score of a passage from its keys alone. Pure tensor functions.
+"""The late layout: a query branch that reads no passage, and the score of a passage from its keys alone. Pure tensor
+functions.
 
-A passage reads the opening and itself. The query branch stands at a fixed position after the opening and reads the opening and
-itself; its attention to passages is measured at the readout's heads and mixed into nothing. A score then depends on the query
-and that passage only: passages can be computed once, kept, and met by any query.
+A passage reads the opening and itself. The query branch stands at a fixed position after the opening and reads the
+opening and itself; its attention to passages is measured at the readout's heads and mixed into nothing. A score then
+depends on the query and that passage only: passages can be computed once, kept, and met by any query.
 
-Shapes: U queries, K heads, A key pairs, R query rows, N passages, T tokens of the longest passage, O tokens of the opening,
-D head size, G key-value groups, H query heads. A *key pair* is a (layer, key-value group): heads of one group share its keys.
+Shapes: U queries, K heads, A key pairs, R query rows, N passages, T tokens of the longest passage, O tokens of the
+opening, D head size, G key-value groups, H query heads. A *key pair* is a (layer, key-value group): heads of one group
+share its keys.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def key_pairs(heads: Sequence[tuple[int, int]], group_size: int) -> tuple[tuple[
 
 @dataclass(frozen=True)
 class PassageKeys:
-    """Keys (after rotary embedding) of passages at the readout's key pairs, right-padded: all that a score needs of them."""
+    """Keys (after rotary embedding) of passages at the readout's key pairs, right-padded: all that a score needs of
+    them.
+    """
 
     keys_NATD: torch.Tensor
     lengths_N: torch.Tensor  # real tokens; 0 for an empty passage
@@ -66,7 +70,8 @@ def opening_log_sums(vectors_UKRD: torch.Tensor, keys_AOD: torch.Tensor, pair_of
 def passage_log_sums(queries: QueryVectors, passages: PassageKeys, pair_of_head: Sequence[int]) -> torch.Tensor:
     """Log-sum-exp of q.k over each passage's tokens, float32 [U, N, K, R]; -inf for an empty passage. Differentiable.
 
-    One batched product with an item per passage and key pair, so that the number and the order of passages change no bit.
+    One batched product with an item per passage and key pair, so that the number and the order of passages change no
+    bit.
     """
     num_queries, _, num_rows, size = queries.vectors_UKRD.shape
     num_passages, num_pairs, num_tokens, _ = passages.keys_NATD.shape
@@ -75,7 +80,9 @@ def passage_log_sums(queries: QueryVectors, passages: PassageKeys, pair_of_head:
     with torch.autocast(vectors.device.type, enabled=False):
         # heads that share keys go into one product; pairs with fewer heads are filled with zero vectors, whose results
         # nobody takes
-        by_pair = vectors.new_zeros(num_pairs * most, *vectors.shape[1:]).index_copy(0, slots.to(vectors.device), vectors)
+        by_pair = vectors.new_zeros(num_pairs * most, *vectors.shape[1:]).index_copy(
+            0, slots.to(vectors.device), vectors
+        )
         by_pair = by_pair.reshape(num_pairs, most * num_queries * num_rows, size)
         logits_NAXT = torch.matmul(by_pair, passages.keys_NATD.float().transpose(-1, -2))
         is_padding_NT = torch.arange(num_tokens, device=vectors.device) >= passages.lengths_N[:, None]
@@ -104,10 +111,12 @@ def late_scores(
     offsets_K: torch.Tensor | None = None,
     floor: float = 0.0,
 ) -> torch.Tensor:
-    """score(q, d) of every query and passage, float32 [U, N]: sum_h w_h mean_i log(exp(lse_passage - lse_opening - c_h) + f).
+    """score(q, d) of every query and passage, float32 [U, N]: sum_h w_h mean_i log(exp(lse_passage - lse_opening - c_h)
+    + f).
 
-    Heads may be those of one tensor-parallel rank: the sum over ranks of what each gets is the score. Scores of one query can be
-    compared wherever its passages come from; those of different queries cannot. An empty passage gets 0: its caller ranks it last.
+    Heads may be those of one tensor-parallel rank: the sum over ranks of what each gets is the score. Scores of one
+    query can be compared wherever its passages come from; those of different queries cannot. An empty passage gets 0:
+    its caller ranks it last.
     """
     return weighted_sum(late_head_values(queries, passages, pair_of_head, offsets_K, floor), weights_K)
 
@@ -136,7 +145,8 @@ def late_token_values(
 ) -> torch.Tensor:
     """The score of every query and passage taken apart by head, row and token, float32 [U, N, K, R, T]; 0 on padding.
 
-    A row's value is shared among the passage's tokens as the row's attention to them is, so that all of them add up to the score.
+    A row's value is shared among the passage's tokens as the row's attention to them is, so that all of them add up to
+    the score.
     """
     is_empty_N11 = (passages.lengths_N == 0)[:, None, None]
     sums_UNKR = passage_log_sums(queries, passages, pair_of_head).masked_fill(is_empty_N11, 0.0)

@@ -1,7 +1,7 @@
 """From texts to the tokens of the late layout: opening, passages and query branches, each on its own.
 
-A passage's tokens depend on its text and the template only, a query branch's on the query and the template only. The chat suffix
-stands after the rows that are read, so it is not even tokenised.
+A passage's tokens depend on its text and the template only, a query branch's on the query and the template only. The
+chat suffix stands after the rows that are read, so it is not even tokenised.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class LateEncoder:
         self.room = template.branch_position - len(self.opening_ids)
         if not len(self.opening_ids) or self.room < 1:
             raise InputError(
-                f"prompt: the opening takes {len(self.opening_ids)} of the {template.branch_position} positions before the branch; "
+                f"prompt: the opening takes {len(self.opening_ids)} of the {template.branch_position} positions "
+                "before the branch; "
                 "it must take at least one and leave room for passages: change opening or branch_position"
             )
 
@@ -86,7 +87,8 @@ class LateEncoder:
         reached = self.template.branch_position + len(ids)
         if self.max_length is not None and reached > self.max_length:
             raise InputError(
-                f"query {quote(query)}: its {len(ids)} tokens at position {self.template.branch_position} do not fit the model's "
+                f"query {quote(query)}: its {len(ids)} tokens at position {self.template.branch_position} do not "
+                "fit the model's "
                 f"{self.max_length} positions; shorten the query"
             )
         return EncodedQuery(ids, first, text=cleaned, offsets=np.clip(offsets[first:] - len(instruction), 0, None))
@@ -95,9 +97,9 @@ class LateEncoder:
 def late_limit(config: Any, template: PromptTemplate, name: str) -> int | None:
     """Positions that the late layout may use in a model of this configuration; a model that has too few is refused.
 
-    Within the smallest sliding window every row still sees the opening, so a score has one meaning at all layers. ``dynamic`` and
-    ``longrope`` rotary embeddings change all angles once a *sequence* outgrows the original context: the query's forward would then
-    not match keys that were made in other forwards.
+    Within the smallest sliding window every row still sees the opening, so a score has one meaning at all layers.
+    ``dynamic`` and ``longrope`` rotary embeddings change all angles once a *sequence* outgrows the original context:
+    the query's forward would then not match keys that were made in other forwards.
     """
     limits: dict[str, int] = {}
     if (positions := getattr(config, "max_position_embeddings", None)) is not None:
@@ -111,7 +113,9 @@ def late_limit(config: Any, template: PromptTemplate, name: str) -> int | None:
         kind = rope.get("rope_type", rope.get("type"))
         if kind in ("dynamic", "longrope"):
             original = (
-                rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None) or positions
+                rope.get("original_max_position_embeddings")
+                or getattr(config, "original_max_position_embeddings", None)
+                or positions
             )
             if original is not None:
                 limits[f"original context of its {kind} rotary embedding"] = int(original)
@@ -120,8 +124,10 @@ def late_limit(config: Any, template: PromptTemplate, name: str) -> int | None:
     what, limit = min(limits.items(), key=lambda item: item[1])
     if template.branch_position + MIN_BRANCH_TOKENS > limit:
         raise InputError(
-            f"{name}: the late layout puts the query at position {template.branch_position}, which with {MIN_BRANCH_TOKENS} tokens of "
-            f"query does not fit the model's {what} of {limit}; choose a smaller branch position or another document layout"
+            f"{name}: the late layout puts the query at position {template.branch_position}, which with "
+            f"{MIN_BRANCH_TOKENS} tokens of "
+            f"query does not fit the model's {what} of {limit}; choose a smaller branch position or another "
+            "document layout"
         )
     return limit
 

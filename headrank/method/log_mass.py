@@ -1,6 +1,7 @@
 """Log sums of the query rows in the sequential and the parallel layout, from the same Q and K as the masses.
 
-Shapes: B batch, H query heads, G key-value groups, S sequence, D head size, K heads asked for, R query rows, N documents.
+Shapes: B batch, H query heads, G key-value groups, S sequence, D head size, K heads asked for, R query rows, N
+documents.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ def row_log_ratios(
     scale: float,
     window: int | None = None,
 ) -> torch.Tensor:
-    """Log sum over each document minus that over the opening, in each row of I_q: float32 [B, N, K, R], for the heads asked for.
+    """Log sum over each document minus that over the opening, in each row of I_q: float32 [B, N, K, R], for the heads
+    asked for.
 
-    The opening is everything before the first document. Where a window hides it from a row, its log sum is not defined: such a
-    model is refused by the caller (``sees_opening``). An empty or hidden document gets -inf. Differentiable.
+    The opening is everything before the first document. Where a window hides it from a row, its log sum is not defined:
+    such a model is refused by the caller (``sees_opening``). An empty or hidden document gets -inf. Differentiable.
     """
     heads = torch.as_tensor(heads, device=query.device)
     keys_BKSD = key.index_select(1, torch.div(heads, query.shape[1] // key.shape[1], rounding_mode="floor")).float()
@@ -37,7 +39,9 @@ def row_log_ratios(
     # under autocast the product would be bfloat16 again in spite of float(): log sums are sums of large numbers, and
     # ranks would be rounding
     with torch.autocast(query.device.type, enabled=False):
-        logits = torch.matmul(query.index_select(1, heads).gather(2, index).float() * scale, keys_BKSD.transpose(-1, -2))
+        logits = torch.matmul(
+            query.index_select(1, heads).gather(2, index).float() * scale, keys_BKSD.transpose(-1, -2)
+        )
     mask = visible_keys(layout, rows_BR, is_calibration=False, window=window)[:, None]
     segment_BS, opening = opening_and_documents(layout)
     sums_BNKR = segment_log_sums(logits.masked_fill(~mask, float("-inf")), segment_BS, opening + 1)
@@ -47,16 +51,24 @@ def row_log_ratios(
 
 
 def opening_and_documents(layout: BranchLayout) -> tuple[torch.Tensor, int]:
-    """Segments [B, S]: documents as they are numbered, then the opening as number N, then N + 1 for everything else; and N."""
+    """Segments [B, S]: documents as they are numbered, then the opening as number N, then N + 1 for everything else;
+    and N.
+    """
     num_documents = layout.num_documents
     owner_BS = layout.document_of_token_BS
     first_B = (owner_BS < num_documents).int().argmax(dim=1)  # the first token of any document
     is_opening_BS = torch.arange(owner_BS.shape[1], device=owner_BS.device) < first_B[:, None]
-    return torch.where(is_opening_BS, owner_BS, torch.where(owner_BS < num_documents, owner_BS, num_documents + 1)), num_documents
+    return torch.where(
+        is_opening_BS, owner_BS, torch.where(owner_BS < num_documents, owner_BS, num_documents + 1)
+    ), num_documents
 
 
-def head_values(ratios_BNKR: torch.Tensor, layout: BranchLayout, offsets_K: torch.Tensor | None, floor: float) -> torch.Tensor:
-    """s_h of each document before the weights, float32 [B, N, K], from log ratios; 0 for an empty document. Differentiable."""
+def head_values(
+    ratios_BNKR: torch.Tensor, layout: BranchLayout, offsets_K: torch.Tensor | None, floor: float
+) -> torch.Tensor:
+    """s_h of each document before the weights, float32 [B, N, K], from log ratios; 0 for an empty document.
+    Differentiable.
+    """
     filled_BNKR = ratios_BNKR.masked_fill(is_empty_document_BN(layout)[..., None, None], 0.0)
     values = row_values(filled_BNKR, torch.zeros_like(filled_BNKR[:, 0]), offsets_K, floor)
     return mean_over_rows(values, layout.query_weights_BR)

@@ -1,4 +1,6 @@
-"""Weights and switches of the training objective: which are the paper's and which are ours. No torch, so --help can import it."""
+"""Weights and switches of the training objective: which are the paper's and which are ours. No torch, so --help can
+import it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from headrank.errors import InputError
 OBJECTIVES = ("headrank", "ranknet", "teacher")
 SCALINGS = ("constant", "standardise", "max-min")
 DEFAULT_SCALES = {"constant": 10.0, "standardise": 1.0, "max-min": 4.0}  # ours: each brings |s+ - s-| to about 1
-EQUAL_LOG_MASS_SCALE = 4.0  # ours: of the mean log mass of heads with equal weights; fitted weights bring their own scale
+# ours: of the mean log mass of heads with equal weights; fitted weights bring their own scale
+EQUAL_LOG_MASS_SCALE = 4.0
 _PREFERENCE_WEIGHTS = ("margin", "linear_weight", "proximal_weight", "entropy_weight", "variance_weight")
 _TEACHER_WEIGHTS = ("teacher_ranknet_weight", "teacher_listwise_weight", "teacher_margin_weight")
 
@@ -19,7 +22,8 @@ _TEACHER_WEIGHTS = ("teacher_ranknet_weight", "teacher_listwise_weight", "teache
 class LossSettings:
     """Weights of the objective. A weight of zero removes its term (the ablations w/o Omega and w/o prox)."""
 
-    objective: str = "headrank"  # "ranknet" is the paper's "w/ SFT": -log sigmoid alone; "teacher" is no preference loss at all
+    # "ranknet" is the paper's "w/ SFT": -log sigmoid alone; "teacher" is no preference loss at all
+    objective: str = "headrank"
     scaling: str = "constant"  # ours
     scale: float = 10.0  # ours
     margin: float = 1.0  # m, ours
@@ -28,7 +32,8 @@ class LossSettings:
     entropy_weight: float = 0.01  # gamma, ours
     variance_weight: float = 0.01  # eta, ours
     temperature: float = 1.0  # of p = softmax(s / T), ours
-    is_proximal_centred: bool = False  # L_prox on list-centred scores, for scores that leave a free offset per list (late layout)
+    # L_prox on list-centred scores, for scores that leave a free offset per list (late layout)
+    is_proximal_centred: bool = False
     teacher_ranknet_weight: float = 0.0  # terms of headrank/method/distillation.py
     teacher_listwise_weight: float = 0.0
     teacher_margin_weight: float = 0.0
@@ -47,9 +52,13 @@ class LossSettings:
             if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"loss: {name} {getattr(self, name)} must be finite and not negative")
         if self.in_batch_weight > 0 and self.scaling != "constant":
-            raise InputError(f"loss: scaling {self.scaling!r} has no meaning across lists; use constant with the in-batch term")
+            raise InputError(
+                f"loss: scaling {self.scaling!r} has no meaning across lists; use constant with the in-batch term"
+            )
         if self.objective == "teacher" and not self.needs_teacher:
-            raise InputError("loss: the objective 'teacher' is the teacher's terms alone, and all of their weights are 0; raise one")
+            raise InputError(
+                "loss: the objective 'teacher' is the teacher's terms alone, and all of their weights are 0; raise one"
+            )
 
     @property
     def needs_reference(self) -> bool:

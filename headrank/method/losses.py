@@ -1,11 +1,12 @@
-"""The training objective: L_align, L_prox, Omega and, for the ablation, RankNet; one function a term. A teacher's are in distillation.py.
+"""The training objective: L_align, L_prox, Omega and, for the ablation, RankNet; one function a term. A teacher's are
+in distillation.py.
 
-Shapes: N documents of one list, P preference pairs of that list. Every term takes *scaled* scores (``scale_scores``) and
-returns a scalar; ``headrank_loss`` adds them up for one context. Pairs share the list, so pair terms are means over
+Shapes: N documents of one list, P preference pairs of that list. Every term takes *scaled* scores (``scale_scores``)
+and returns a scalar; ``headrank_loss`` adds them up for one context. Pairs share the list, so pair terms are means over
 the pairs and Omega is counted once per context: the same as the mean over pairs of the paper's per-pair objective.
 
-alpha and beta are the paper's (0.05). The margin m, gamma, eta, the temperature of p and the scale of the scores are not
-in the paper: they are ours, and docs/results.md has the search over all but the temperature.
+alpha and beta are the paper's (0.05). The margin m, gamma, eta, the temperature of p and the scale of the scores are
+not in the paper: they are ours, and docs/results.md has the search over all but the temperature.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ class LossTerms:
 
 
 def scale_scores(scores_N: torch.Tensor, scaling: str, scale: float) -> torch.Tensor:
-    """Bring calibrated masses to the scale on which m, alpha, beta, gamma and eta are stated. Same rule for the reference.
+    """Bring calibrated masses to the scale on which m, alpha, beta, gamma and eta are stated. Same rule for the
+    reference.
 
-    ``constant`` multiplies; ``standardise`` takes the list to mean 0 and deviation ``scale``; ``max-min`` to [0, scale].
-    The list's own statistics carry no gradient, so no pair is pulled through another document's score.
+    ``constant`` multiplies; ``standardise`` takes the list to mean 0 and deviation ``scale``; ``max-min`` to [0,
+    scale]. The list's own statistics carry no gradient, so no pair is pulled through another document's score.
     """
     if scaling == "constant":
         return scores_N * scale
@@ -86,8 +88,8 @@ def score_entropy(scores_N: torch.Tensor, temperature: float = 1.0) -> torch.Ten
 def middle_zone(retrieval_ranks_N: torch.Tensor) -> torch.Tensor:
     """The documents between the 25th and 75th percentile of the retriever's order, ascending.
 
-    It follows retrieval ranks whatever the order in the prompt; gaps in the ranks (filtered documents) do not matter. Indices and not
-    a mask: a GPU would have to wait until the mask is counted.
+    It follows retrieval ranks whatever the order in the prompt; gaps in the ranks (filtered documents) do not matter.
+    Indices and not a mask: a GPU would have to wait until the mask is counted.
     """
     by_rank_N = torch.argsort(retrieval_ranks_N, stable=True)
     return by_rank_N[middle_places(len(retrieval_ranks_N))].sort().values
@@ -101,7 +103,11 @@ def middle_variance(scores_N: torch.Tensor, retrieval_ranks_N: torch.Tensor) -> 
 
 
 def regulariser(
-    scores_N: torch.Tensor, retrieval_ranks_N: torch.Tensor, entropy_weight: float, variance_weight: float, temperature: float = 1.0
+    scores_N: torch.Tensor,
+    retrieval_ranks_N: torch.Tensor,
+    entropy_weight: float,
+    variance_weight: float,
+    temperature: float = 1.0,
 ) -> torch.Tensor:
     """Omega(s) = gamma H(p) - eta Var(s_mid): sharpen the list, spread its middle."""
     entropy = score_entropy(scores_N, temperature)
@@ -122,8 +128,8 @@ def headrank_loss(
 ) -> LossTerms:
     """L_total of one context from raw scores: (chosen, rejected) indices ``pairs_P2`` in the order of ``scores_N``.
 
-    ``reference_N`` holds the frozen model's raw scores and ``teacher_N`` a teacher's (NaN where it gave none); they may be None when
-    nothing looks at them.
+    ``reference_N`` holds the frozen model's raw scores and ``teacher_N`` a teacher's (NaN where it gave none); they may
+    be None when nothing looks at them.
     """
     if len(pairs_P2) == 0 and settings.needs_pairs:
         raise ValueError("a context without preference pairs has no loss")
@@ -135,7 +141,9 @@ def headrank_loss(
         align = ranknet_loss(differences_P)
     elif settings.objective == "headrank":
         align = alignment_loss(differences_P, settings.margin, settings.linear_weight)
-        omega = regulariser(scaled_N, retrieval_ranks_N, settings.entropy_weight, settings.variance_weight, settings.temperature)
+        omega = regulariser(
+            scaled_N, retrieval_ranks_N, settings.entropy_weight, settings.variance_weight, settings.temperature
+        )
         if settings.needs_reference:
             if reference_N is None:
                 raise ValueError("the proximal term needs reference scores")

@@ -1,7 +1,8 @@
-"""Where documents stand in a prompt: the retriever's order, its reverse, fixed random orders, and the sorted one of the parallel layout.
+"""Where documents stand in a prompt: the retriever's order, its reverse, fixed random orders, and the sorted one of the
+parallel layout.
 
-Every caller takes its order from here: reranking, head selection, the token cache of training. An order is a list of retriever
-ranks (from 0), in the sequence in which their documents stand in the prompt.
+Every caller takes its order from here: reranking, head selection, the token cache of training. An order is a list of
+retriever ranks (from 0), in the sequence in which their documents stand in the prompt.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def retriever_order(template: PromptTemplate, num_documents: int) -> list[int]:
 def reranking_order(template: PromptTemplate, documents: Sequence[tuple[str, str]]) -> list[int]:
     """The order in which a given list is read: that of the template, or sorted by text in the parallel layout.
 
-    There the order changes no score but the last digits of floating-point sums; sorted, not even those depend on the list's order.
+    There the order changes no score but the last digits of floating-point sums; sorted, not even those depend on the
+    list's order.
     """
     if template.is_parallel:
         return sorted(range(len(documents)), key=lambda index: documents[index])
@@ -35,9 +37,9 @@ def reranking_order(template: PromptTemplate, documents: Sequence[tuple[str, str
 def random_order(num_documents: int, use: ShuffleUse, seed: int, list_id: str, number: int = 1) -> list[int]:
     """The ``number``-th random order of one list, fixed by use, seed, list id and number alone.
 
-    So a subset of the queries, another machine or a resumed run gets the same orders. The keys are spelled differently for each
-    use, and the training orders come from another generator. Do not make them one: published heads, trained models and shuffled
-    runs were made with exactly these orders.
+    So a subset of the queries, another machine or a resumed run gets the same orders. The keys are spelled differently
+    for each use, and the training orders come from another generator. Do not make them one: published heads, trained
+    models and shuffled runs were made with exactly these orders.
     """
     if use == "train":
         return generator(seed, "document-order", number, list_id).permutation(num_documents).tolist()
@@ -47,7 +49,9 @@ def random_order(num_documents: int, use: ShuffleUse, seed: int, list_id: str, n
 
 
 def selection_order(template: PromptTemplate, num_documents: int, *, seed: int, list_id: str, number: int) -> list[int]:
-    """The order of a list in head selection: the template's for ``number`` 0, a random one (turned round like it) for 1, 2, ..."""
+    """The order of a list in head selection: the template's for ``number`` 0, a random one (turned round like it)
+    for 1, 2, ...
+    """
     order = retriever_order(template, num_documents)
     if number == 0:
         return order
@@ -57,7 +61,11 @@ def selection_order(template: PromptTemplate, num_documents: int, *, seed: int, 
 
 def training_order(template: PromptTemplate, num_documents: int, *, seed: int, list_id: str, number: int) -> list[int]:
     """The order of a training list: the template's for ``number`` 0, a random one for 1, 2, ..."""
-    return random_order(num_documents, "train", seed, list_id, number) if number else retriever_order(template, num_documents)
+    return (
+        random_order(num_documents, "train", seed, list_id, number)
+        if number
+        else retriever_order(template, num_documents)
+    )
 
 
 def order_numbers(permutations: int, with_retriever_order: bool) -> list[int]:

@@ -1,12 +1,13 @@
 """Documents that do not see each other: each attends to the prompt's opening and to itself, all at the same positions.
 
-In a sequential prompt a document's place decides its distance from the query and what it has read before; scores then lean on
-places, the more the longer the prompt. Here every document begins at the position after the opening and the branches begin
-after the longest one, so that no order of the list changes a score, and a longer list brings no greater distance.
+In a sequential prompt a document's place decides its distance from the query and what it has read before; scores then
+lean on places, the more the longer the prompt. Here every document begins at the position after the opening and the
+branches begin after the longest one, so that no order of the list changes a score, and a longer list brings no greater
+distance.
 
-Shapes: B batch, H query heads, G key-value groups, S sequence, D head size, M blocks of one group, T tokens of its longest, P tokens
-of the opening, R rows of the branches. The tokens of one document with what follows it are its *block*; blocks of similar length
-are attended to together, so that one long document does not make all others as long.
+Shapes: B batch, H query heads, G key-value groups, S sequence, D head size, M blocks of one group, T tokens of its
+longest, P tokens of the opening, R rows of the branches. The tokens of one document with what follows it are its
+*block*; blocks of similar length are attended to together, so that one long document does not make all others as long.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ def batch_blocks(
     place = np.zeros((len(contexts), num_tokens), np.int64)
     place[:, :opening] = np.arange(len(contexts) * opening).reshape(len(contexts), opening)
     filled, groups = len(contexts) * opening, []
-    for group in _similar([(end - start, index, start) for index, blocks in enumerate(bounds) for start, end in blocks]):
+    for group in _similar(
+        [(end - start, index, start) for index, blocks in enumerate(bounds) for start, end in blocks]
+    ):
         longest = group[-1][0]
         tokens = np.empty((len(group), longest), np.int64)
         for row, (length, index, start) in enumerate(group):
@@ -152,7 +155,9 @@ def block_mask(group: BlockGroup, opening_length: int, window: int | None = None
 
 
 def join_parts(parts: Sequence[torch.Tensor], blocks: DocumentBlocks) -> torch.Tensor:
-    """The context [B, H, S, D] from its parts: openings [B, H, P, D], each group's [M, H, T, D], branches [B, H, R, D]."""
+    """The context [B, H, S, D] from its parts: openings [B, H, P, D], each group's [M, H, T, D], branches [B, H, R,
+    D].
+    """
     # one gather for all parts: writing each into place would need a buffer that autograd has to copy for every write
     flat = torch.cat([part.transpose(0, 1).flatten(1, 2) for part in parts], dim=1)
     return flat[:, blocks.place_BS].transpose(0, 1)

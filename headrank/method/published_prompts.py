@@ -1,12 +1,13 @@
 """Prompts of published methods in words of our switches, read in their own code, and where each differs from ours.
 
-icr      github.com/OSU-NLP-Group/In-Context-Reranking: best candidate last, the label "[1]" counted as the document's, rows from the
-         late instruction to the end of the prompt. icr-qa is its instruction for questions, which it uses on QA_BENCHMARKS.
-core     github.com/linhhtran/CoRe-Reranking: "[document 1]" before each document, rows from the late instruction to the first token
-         after the query.
+icr      github.com/OSU-NLP-Group/In-Context-Reranking: best candidate last, the label "[1]" counted as the document's,
+         rows from the late instruction to the end of the prompt. icr-qa is its instruction for questions, which it uses
+         on QA_BENCHMARKS.
+core     github.com/linhhtran/CoRe-Reranking: "[document 1]" before each document, rows from the late instruction
+         to the first token after the query.
 
-What stays ours: separators of one blank line for every model, titles where a collection has them (CoRe's has none), and spans that
-end with the document (CoRe's reranking counts one token more).
+What stays ours: separators of one blank line for every model, titles where a collection has them (CoRe's has none), and
+spans that end with the document (CoRe's reranking counts one token more).
 """
 
 from __future__ import annotations

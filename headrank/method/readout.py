@@ -1,9 +1,9 @@
 """The log-mass score: how the attention of weighted heads on a passage becomes one number. Pure tensor functions.
 
-Shapes: U queries, B batch, K heads, R query rows, N passages, S sequence, T tokens of a passage. A row's *log sum* is the
-log-sum-exp of its attention logits over a passage's tokens: the logarithm of the passage's attention mass, up to the row's
-normaliser. It is always compared with the log sum over the prompt's opening in the same row, which every layout has; the
-normaliser drops out of the difference, so that no list and no other passage enters a passage's value.
+Shapes: U queries, B batch, K heads, R query rows, N passages, S sequence, T tokens of a passage. A row's *log sum* is
+the log-sum-exp of its attention logits over a passage's tokens: the logarithm of the passage's attention mass, up to
+the row's normaliser. It is always compared with the log sum over the prompt's opening in the same row, which every
+layout has; the normaliser drops out of the difference, so that no list and no other passage enters a passage's value.
 
 Trap: never take the logarithm of a mass. Masses underflow in float32, and a floor put under them would hide it.
 """
@@ -26,8 +26,8 @@ KINDS = ("mass", "log-mass")
 class Readout:
     """How the values of a HeadSet's heads become a score; ``weights`` and ``offsets`` are in the order of its heads.
 
-    ``kind`` mass is Eq. 1, log-mass the mean over query rows of log(exp(passage - opening - c_h) + floor), with the log sums of
-    one row. ``floor`` 0 is the plain difference. ``fit`` says how the weights were found, and on what.
+    ``kind`` mass is Eq. 1, log-mass the mean over query rows of log(exp(passage - opening - c_h) + floor), with the log
+    sums of one row. ``floor`` 0 is the plain difference. ``fit`` says how the weights were found, and on what.
     """
 
     kind: Literal["mass", "log-mass"] = "log-mass"
@@ -99,9 +99,11 @@ def _numbers(name: str, values: Any) -> tuple[float, ...]:
 
 
 def segment_log_sums(logits: torch.Tensor, segment_of_token_BS: torch.Tensor, num_segments: int) -> torch.Tensor:
-    """Log-sum-exp of logits [B, K, R, S] over the tokens of each segment: float32 [B, N, K, R], -inf where there is no token.
+    """Log-sum-exp of logits [B, K, R, S] over the tokens of each segment: float32 [B, N, K, R], -inf where there is no
+    token.
 
-    ``segment_of_token_BS`` holds ``num_segments`` where a token is in none. Masked logits (-inf) add nothing. Differentiable.
+    ``segment_of_token_BS`` holds ``num_segments`` where a token is in none. Masked logits (-inf) add nothing.
+    Differentiable.
     """
     logits = logits.float()
     # one scatter over all segments: a loop over documents would launch hundreds of kernels per layer
@@ -117,11 +119,15 @@ def segment_log_sums(logits: torch.Tensor, segment_of_token_BS: torch.Tensor, nu
     return logs.masked_fill(~has_mass, -math.inf)[..., :num_segments].permute(0, 3, 1, 2).contiguous()
 
 
-def row_values(log_sums: torch.Tensor, opening: torch.Tensor, offsets: torch.Tensor | None = None, floor: float = 0.0) -> torch.Tensor:
-    """One row's value of a passage, log(exp(passage - opening - c_h) + floor): [..., N, K, R] from log sums of that shape.
+def row_values(
+    log_sums: torch.Tensor, opening: torch.Tensor, offsets: torch.Tensor | None = None, floor: float = 0.0
+) -> torch.Tensor:
+    """One row's value of a passage, log(exp(passage - opening - c_h) + floor): [..., N, K, R] from log sums of that
+    shape.
 
-    ``opening`` [..., K, R] is the log sum over the opening in the same rows, ``offsets`` [K] the c_h. Passages come before heads
-    and rows, so that every sum below runs over contiguous numbers: then no other passage changes how it is rounded.
+    ``opening`` [..., K, R] is the log sum over the opening in the same rows, ``offsets`` [K] the c_h. Passages come
+    before heads and rows, so that every sum below runs over contiguous numbers: then no other passage changes how it is
+    rounded.
     """
     values = log_sums.float() - opening.float().unsqueeze(-3)
     if offsets is not None:
@@ -147,8 +153,8 @@ def mean_over_rows(values: torch.Tensor, weights_R: torch.Tensor | None = None) 
 def weighted_sum(values: torch.Tensor, weights_K: torch.Tensor) -> torch.Tensor:
     """Scores [..., N] = sum over heads of w_h s_h from values [..., N, K], in float32 also under autocast.
 
-    Trap: these are sums of large numbers of both signs. Under autocast a matrix product of them comes out in bfloat16 and ranks
-    by rounding; that is why this is an elementwise product outside autocast.
+    Trap: these are sums of large numbers of both signs. Under autocast a matrix product of them comes out in bfloat16
+    and ranks by rounding; that is why this is an elementwise product outside autocast.
     """
     with torch.autocast(values.device.type, enabled=False):
         return (values.float() * weights_K.float()).sum(-1)

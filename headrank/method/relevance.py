@@ -1,9 +1,9 @@
 """From a score to the chance that a passage is relevant: a monotone curve fitted on judged lists. Pure numpy.
 
-What such a number means: among candidates like those of the fit (same model, same kind of first stage, queries and judgements), of
-the passages with relevance 0.7 about seven in ten were judged relevant. It never changes an order. A score of the late layout
-depends on query and passage alone, and so does its relevance; a mass of the other layouts is relative to its list, and there the
-number holds for lists of the fit's length only.
+What such a number means: among candidates like those of the fit (same model, same kind of first stage, queries and
+judgements), of the passages with relevance 0.7 about seven in ten were judged relevant. It never changes an order. A
+score of the late layout depends on query and passage alone, and so does its relevance; a mass of the other layouts is
+relative to its list, and there the number holds for lists of the fit's length only.
 
 Shapes: N scores.
 """
@@ -92,7 +92,8 @@ def _sigmoid(logits_N: np.ndarray) -> np.ndarray:
 def fit_platt(scores_N: np.ndarray, is_relevant_N: np.ndarray) -> RelevanceCurve:
     """sigmoid(a s + b) by maximum likelihood on Platt's smoothed labels, so that separable data keep a finite slope.
 
-    Newton's method on standardised scores. A slope that would come out negative is 0: the order is the reranker's to decide.
+    Newton's method on standardised scores. A slope that would come out negative is 0: the order is the reranker's to
+    decide.
     """
     scores_N, positive = _checked(scores_N, is_relevant_N)
     num_relevant, num_other = int(positive.sum()), int((~positive).sum())
@@ -123,11 +124,16 @@ def fit_isotonic(scores_N: np.ndarray, is_relevant_N: np.ndarray) -> RelevanceCu
     blocks: list[tuple[float, float, float]] = []  # (sum of labels, sum of scores, number)
     for score, label in zip(scores_N[order], positive[order].astype(float), strict=True):
         blocks.append((label, float(score), 1.0))
-        while len(blocks) > 1 and (blocks[-2][0] / blocks[-2][2] >= blocks[-1][0] / blocks[-1][2] or _is_same_score(blocks)):
+        while len(blocks) > 1 and (
+            blocks[-2][0] / blocks[-2][2] >= blocks[-1][0] / blocks[-1][2] or _is_same_score(blocks)
+        ):
             last = blocks.pop()
-            blocks[-1] = tuple(one + other for one, other in zip(blocks[-1], last, strict=True))  # type: ignore[assignment]
+            joined = tuple(one + other for one, other in zip(blocks[-1], last, strict=True))
+            blocks[-1] = joined  # type: ignore[assignment]
     # never exactly 0 or 1: one judgement more would make the log loss infinite
-    knots = {total / count: float(min(1 - _SMALLEST, max(_SMALLEST, labels / count))) for labels, total, count in blocks}
+    knots = {
+        total / count: float(min(1 - _SMALLEST, max(_SMALLEST, labels / count))) for labels, total, count in blocks
+    }
     return RelevanceCurve("isotonic", scores=tuple(knots), values=tuple(knots.values()))
 
 
@@ -139,18 +145,24 @@ def _is_same_score(blocks: Sequence[tuple[float, float, float]]) -> bool:
 def _checked(scores_N: np.ndarray, is_relevant_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     scores_N, positive = np.asarray(scores_N, np.float64), np.asarray(is_relevant_N, bool)
     if positive.all() or not positive.any():
-        raise InputError(f"relevance: {int(positive.sum())} of {len(positive)} judged candidates are relevant; both kinds are needed")
+        raise InputError(
+            f"relevance: {int(positive.sum())} of {len(positive)} judged candidates are relevant; both kinds are needed"
+        )
     return scores_N, positive
 
 
 def quality(relevance_N: np.ndarray, is_relevant_N: np.ndarray, num_bins: int = 10) -> dict[str, float]:
-    """How good numbers in [0, 1] are: log loss and Brier score (both beside the base rate's), AUC, expected calibration error."""
+    """How good numbers in [0, 1] are: log loss and Brier score (both beside the base rate's), AUC, expected
+    calibration error.
+    """
     positive = np.asarray(is_relevant_N, bool)
     chances = np.clip(np.asarray(relevance_N, np.float64), _SMALLEST, 1 - _SMALLEST)
     base = float(np.clip(positive.mean(), _SMALLEST, 1 - _SMALLEST))
     order = np.argsort(chances, kind="stable")
     bins = [part for part in np.array_split(order, num_bins) if len(part)]
-    error = sum(len(part) * abs(float(chances[part].mean()) - float(positive[part].mean())) for part in bins) / len(positive)
+    error = sum(len(part) * abs(float(chances[part].mean()) - float(positive[part].mean())) for part in bins) / len(
+        positive
+    )
     return {
         "log_loss": float(-np.where(positive, np.log(chances), np.log1p(-chances)).mean()),
         "log_loss_of_base_rate": -(base * math.log(base) + (1 - base) * math.log1p(-base)),
@@ -162,7 +174,9 @@ def quality(relevance_N: np.ndarray, is_relevant_N: np.ndarray, num_bins: int = 
 
 
 def area_under_curve(scores_N: np.ndarray, is_relevant_N: np.ndarray) -> float:
-    """The chance that a relevant passage has more than another one, ties counted half; 0.5 where one kind is missing."""
+    """The chance that a relevant passage has more than another one, ties counted half; 0.5 where one kind is
+    missing.
+    """
     positive = np.asarray(is_relevant_N, bool)
     num_relevant, num_other = int(positive.sum()), int((~positive).sum())
     if not num_relevant or not num_other:

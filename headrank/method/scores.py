@@ -1,4 +1,5 @@
-"""From averaged attention rows to document scores: Eq. 1 masses, the core heads' sum, calibration, entropy. Pure tensor functions.
+"""From averaged attention rows to document scores: Eq. 1 masses, the core heads' sum, calibration, entropy. Pure tensor
+functions.
 
 Shapes: B batch, K heads, S sequence, N documents. ``document_of_token_BS`` holds N where a token is in no document, so
 padding and prompt text fall into a segment that is dropped. The functions accept [B, S] (heads summed) or [B, K, S].
@@ -68,9 +69,10 @@ def core_head_scores(
 ) -> torch.Tensor:
     """The score of HeadRank, scores_BN: core heads summed per token, calibrated, pooled over each document.
 
-    The rows are those of the core heads, one [B, K, S] per layer; ``calibration_rows`` None leaves the calibration out. Where the
-    heads are sharded over ranks, ``reduce`` sums over them, with the gradient of an identity. It is called twice, because a token is
-    kept or dropped by the sum over *all* core heads: on the token differences [B, S] (no gradient), then on the scores [B, N].
+    The rows are those of the core heads, one [B, K, S] per layer; ``calibration_rows`` None leaves the calibration out.
+    Where the heads are sharded over ranks, ``reduce`` sums over them, with the gradient of an identity. It is called
+    twice, because a token is kept or dropped by the sum over *all* core heads: on the token differences [B, S] (no
+    gradient), then on the scores [B, N].
     """
     owner_BS, num_documents = layout.document_of_token_BS, layout.num_documents
     values_BS = sum_over_heads(query_rows)

@@ -1,8 +1,8 @@
 """From texts to token ids and index ranges: one batched tokenizer call with offsets, no growing prefixes.
 
 A context becomes one sequence [prefix | query branch | calibration branch]. The prefix (chat opening and documents) is
-shared; each branch is late instruction, query (or the content-free calibration query), chat suffix. The three pieces are
-tokenised apart, so their ids do not depend on each other and the branches really are interchangeable.
+shared; each branch is late instruction, query (or the content-free calibration query), chat suffix. The three pieces
+are tokenised apart, so their ids do not depend on each other and the branches really are interchangeable.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ MIN_DOCUMENT_TOKENS = 8  # a document cut shorter than this says nothing: refuse
 
 @dataclass(frozen=True)
 class EncodedContext:
-    """One prompt in tokens. Document spans are in prompt order; ``is_shortened`` says that documents were cut to fit."""
+    """One prompt in tokens. Document spans are in prompt order; ``is_shortened`` says that documents were cut to
+    fit.
+    """
 
     input_ids: np.ndarray  # int32 [S] = prefix, query branch, calibration branch
     prefix_length: int
@@ -47,21 +49,27 @@ class EncodedContext:
 class PromptEncoder:
     """Turns (query, documents) into EncodedContext for one tokenizer and one template."""
 
-    def __init__(self, tokenizer: Any, template: PromptTemplate, max_length: int | None = None, calibrate: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Any, template: PromptTemplate, max_length: int | None = None, calibrate: bool = True
+    ) -> None:
         """``max_length`` is the model's context; longer prompts have their documents shortened evenly."""
         require_offsets(tokenizer)
         self.tokenizer, self.template, self.max_length = tokenizer, template, max_length
         self.frame = ChatFrame.of(tokenizer, template)
         self._special = control_tokens(tokenizer)
         self._calibration = (
-            self._branches([cleaned_query(template.calibration_query, self._special)])[0] if calibrate else (np.empty(0, np.int32), (0, 0))
+            self._branches([cleaned_query(template.calibration_query, self._special)])[0]
+            if calibrate
+            else (np.empty(0, np.int32), (0, 0))
         )
 
     def encode(self, query: str, documents: Sequence[tuple[str, str]], *, keep_text: bool = False) -> EncodedContext:
         """Encode one query with its (title, text) documents in prompt order."""
         return self.encode_many([(query, documents)], keep_text=keep_text)[0]
 
-    def encode_many(self, contexts: Sequence[tuple[str, Sequence[tuple[str, str]]]], *, keep_text: bool = False) -> list[EncodedContext]:
+    def encode_many(
+        self, contexts: Sequence[tuple[str, Sequence[tuple[str, str]]]], *, keep_text: bool = False
+    ) -> list[EncodedContext]:
         """Encode many contexts with one tokenizer call for the prefixes and one for the branches."""
         if self.template.is_late:
             raise InputError("a late layout has no prompt of query and documents together; its encoder is LateEncoder")
@@ -81,14 +89,15 @@ class PromptEncoder:
     def _prefix(self, documents: Sequence[str]) -> tuple[list[str], list[Span]]:
         """The pieces of the prefix that are tokenised apart, and the character range of every document in all of it.
 
-        A sequential prompt is one piece and numbers its documents. A parallel one has a piece for the opening and for every
-        document, without numbers, so that a document's tokens are the same at any place of the list.
+        A sequential prompt is one piece and numbers its documents. A parallel one has a piece for the opening and for
+        every document, without numbers, so that a document's tokens are the same at any place of the list.
         """
         pieces, ranges = [self.frame.before + self.template.opening], []
         position = len(pieces[0])
         for number, document in enumerate(documents, start=1):
             label = self.template.label(number)
-            # the number "[3]" is not part of the document, unless asked for: its attention would be counted as the document's
+            # the number "[3]" is not part of the document, unless asked for: its attention would be counted as the
+            # document's
             start = position if self.template.label_in_span else position + len(label)
             ranges.append((start, position + len(label) + len(document)))
             # the blank line stands behind the last document too, so that every document ends alike
@@ -102,8 +111,13 @@ class PromptEncoder:
         joined = []
         for pieces in texts:
             starts = np.cumsum([0, *map(len, pieces)])
-            parts = [(ids, offsets + start) for (ids, offsets), start in zip((next(tokenised) for _ in pieces), starts[:-1], strict=True)]
-            joined.append((np.concatenate([ids for ids, _ in parts]), np.concatenate([offsets for _, offsets in parts])))
+            parts = [
+                (ids, offsets + start)
+                for (ids, offsets), start in zip((next(tokenised) for _ in pieces), starts[:-1], strict=True)
+            ]
+            joined.append(
+                (np.concatenate([ids for ids, _ in parts]), np.concatenate([offsets for _, offsets in parts]))
+            )
         return joined
 
     def _branches(self, queries: Sequence[str]) -> list[tuple[np.ndarray, Span]]:
@@ -161,14 +175,17 @@ class PromptEncoder:
             is_parallel=self.template.is_parallel,
             document_texts=tuple(text[begin:end] for begin, end in ranges) if keep_text else (),
             token_offsets=tuple(
-                np.clip(offsets[first:last] - begin, 0, end - begin) for (first, last), (begin, end) in zip(spans, ranges, strict=True)
+                np.clip(offsets[first:last] - begin, 0, end - begin)
+                for (first, last), (begin, end) in zip(spans, ranges, strict=True)
             )
             if keep_text
             else (),
         )
 
     def _positions(self, offsets: np.ndarray, ranges: Sequence[Span]) -> int:
-        """Positions that a prefix takes: one per token, or those of the opening and the longest document in the parallel layout."""
+        """Positions that a prefix takes: one per token, or those of the opening and the longest document in the
+        parallel layout.
+        """
         if not self.template.is_parallel:
             return len(offsets)
         starts = [_tokens_in(offsets, *span)[0] for span in ranges]
@@ -189,7 +206,8 @@ class PromptEncoder:
                 # cut the text and tokenise again: a prefix of token ids need not be what the tokenizer makes of the cut
                 # text
                 cut = end if last - first <= limit else int(offsets[first + limit - 1][1])
-                own = begin + len(self.template.label(number)) * self.template.label_in_span  # the label is written anew
+                # the label is written anew
+                own = begin + len(self.template.label(number)) * self.template.label_in_span
                 pieces.append(text[own:cut].rstrip())
             new_pieces, new_ranges = self._prefix(pieces)
             new_ids, new_offsets = self._tokenise_pieces([new_pieces])[0]
@@ -199,11 +217,13 @@ class PromptEncoder:
             limit -= max(1, excess // len(spans))  # a cut may split a token in two: take a little more
         if self.template.is_parallel:
             raise InputError(
-                f"query {quote(query)}: the query leaves no room for a document of {MIN_DOCUMENT_TOKENS} tokens in the model's context of "
+                f"query {quote(query)}: the query leaves no room for a document of {MIN_DOCUMENT_TOKENS} tokens in "
+                "the model's context of "
                 f"{self.max_length} tokens; shorten the query"
             )
         raise InputError(
-            f"query {quote(query)}: {len(ranges)} documents do not fit the model's context of {self.max_length} tokens even at "
+            f"query {quote(query)}: {len(ranges)} documents do not fit the model's context of {self.max_length} "
+            "tokens even at "
             f"{MIN_DOCUMENT_TOKENS} tokens each; rank fewer documents (`depth`) or shorten the query"
         )
 

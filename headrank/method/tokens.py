@@ -25,7 +25,9 @@ def tokenise(tokenizer: Any, texts: Sequence[str]) -> list[tuple[np.ndarray, np.
     try:
         encoded = tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     except TypeError as error:  # tokenizers' word for a str that is no text
-        raise InputError("half a surrogate pair (\\ud800 to \\udfff) in a query or document is not a character; repair the text") from error
+        raise InputError(
+            "half a surrogate pair (\\ud800 to \\udfff) in a query or document is not a character; repair the text"
+        ) from error
     return [
         (np.asarray(ids, np.int32), np.asarray(offsets, np.int64).reshape(-1, 2))
         for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
@@ -33,7 +35,9 @@ def tokenise(tokenizer: Any, texts: Sequence[str]) -> list[tuple[np.ndarray, np.
 
 
 def cleaned_query(query: Any, special: Sequence[str]) -> str:
-    """A query as it stands in the prompt: white space as single spaces, control tokens harmless; an empty one is refused."""
+    """A query as it stands in the prompt: white space as single spaces, control tokens harmless; an empty one is
+    refused.
+    """
     if not isinstance(query, str):
         raise InputError(f"a query must be a string, found {type(query).__name__}: {quote(str(query))}")
     cleaned = neutralise(" ".join(query.split()), special)

@@ -10,7 +10,9 @@ import torch
 
 
 def together_on(device: torch.device | str, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
-    """The arrays as tensors on a device. To a GPU goes one copy for each type, from pinned memory: it waits for none of them."""
+    """The arrays as tensors on a device. To a GPU goes one copy for each type, from pinned memory: it waits for none
+    of them.
+    """
     tensors = [torch.from_numpy(np.ascontiguousarray(values)) for values in arrays]
     if torch.device(device).type == "cpu":
         return tensors

@@ -1,4 +1,6 @@
-"""A smaller store from a larger one: fewer pairs, fewer bytes a number, pooled tokens, without computing a passage again."""
+"""A smaller store from a larger one: fewer pairs, fewer bytes a number, pooled tokens, without computing a passage
+again.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,13 @@ def convert(
     pool: int,
     progress: Callable[[Passages, int], Passages] = lambda passages, total: passages,
 ) -> dict[str, int]:
-    """Add every passage of ``source`` to the store in ``folder``, made if it is not there; goes on where a killed run stopped."""
+    """Add every passage of ``source`` to the store in ``folder``, made if it is not there; goes on where a killed
+    run stopped.
+    """
     if source.header.pool != 1 or source.header.dtype == "int8":
-        raise InputError(f"{source.folder}: only keys in bf16 or fp32 without pooling are converted; index again in one of these")
+        raise InputError(
+            f"{source.folder}: only keys in bf16 or fp32 without pooling are converted; index again in one of these"
+        )
     chosen = tuple(pairs) if pairs is not None else source.header.pairs
     source.header.check_serves(source.header.identity, chosen, source.folder)
     places, read = source.header.places(chosen), StoredForm(source.header.dtype, 1, source.scales)
@@ -61,7 +67,12 @@ def convert(
 
 
 def _create(
-    source: PassageStore, folder: Path, pairs: tuple[KeyPair, ...], dtype: str, pool: int, keys_of: Callable[[Entry], torch.Tensor]
+    source: PassageStore,
+    folder: Path,
+    pairs: tuple[KeyPair, ...],
+    dtype: str,
+    pool: int,
+    keys_of: Callable[[Entry], torch.Tensor],
 ) -> None:
     """An empty store with scales measured on passages from all over the source."""
     places = [Entry(segment, number) for segment in source.segments for number in range(len(segment))]
@@ -74,7 +85,9 @@ def _create(
     create_store(folder, header, scales)
 
 
-def _check_same(kept: StoreHeader, source: StoreHeader, pairs: Sequence[KeyPair], dtype: str, pool: int, folder: Path) -> None:
+def _check_same(
+    kept: StoreHeader, source: StoreHeader, pairs: Sequence[KeyPair], dtype: str, pool: int, folder: Path
+) -> None:
     reason = kept.identity.difference(source.identity)
     for name, asked in (("pairs", tuple(pairs)), ("dtype", dtype), ("pool", pool)):
         if reason is None and getattr(kept, name) != asked:

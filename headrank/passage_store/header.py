@@ -1,7 +1,8 @@
 """What a store holds and whose keys they are: store.json, written once when the store is made. No torch in here.
 
-A store belongs to a model, an adapter, a tokenizer and the part of the prompt that stands before a passage. What a query looks like
-(instruction, readout, weights of heads) does not enter a passage's keys, so that any readout on a subset of the pairs is served.
+A store belongs to a model, an adapter, a tokenizer and the part of the prompt that stands before a passage. What a
+query looks like (instruction, readout, weights of heads) does not enter a passage's keys, so that any readout on a
+subset of the pairs is served.
 """
 
 from __future__ import annotations
@@ -68,7 +69,10 @@ class KeyIdentity:
                 return reason
         for name in _OF_PASSAGES:
             if self.prompt.get(name) != other.prompt.get(name):
-                return f"the prompt's {name} is {other.prompt.get(name)!r}, the store was made with {self.prompt.get(name)!r}"
+                return (
+                    f"the prompt's {name} is {other.prompt.get(name)!r}, the store was made with "
+                    f"{self.prompt.get(name)!r}"
+                )
         return None
 
 
@@ -112,9 +116,13 @@ class StoreHeader:
         missing = [pair for pair in pairs if pair not in set(self.pairs)]
         if reason is None and missing:
             names = ", ".join(f"layer {layer} group {group}" for layer, group in missing[:3])
-            reason = f"the readout reads {names}{' and more' if len(missing) > 3 else ''}, which the store does not hold"
+            reason = (
+                f"the readout reads {names}{' and more' if len(missing) > 3 else ''}, which the store does not hold"
+            )
         if reason is not None:
-            raise InputError(f"{place}: this store cannot serve this reranker: {reason}; make one with 'headrank index'")
+            raise InputError(
+                f"{place}: this store cannot serve this reranker: {reason}; make one with 'headrank index'"
+            )
 
     def places(self, pairs: Sequence[KeyPair]) -> list[int]:
         """Where ``pairs`` stand among the stored ones."""
@@ -131,7 +139,10 @@ class StoreHeader:
         """Read and check store.json."""
         path = Path(folder) / HEADER_FILE
         if not path.is_file():
-            raise InputError(f"{folder}: no passage store there ({HEADER_FILE} is missing); make one with 'headrank index --store DIR'")
+            raise InputError(
+                f"{folder}: no passage store there ({HEADER_FILE} is missing); make one with 'headrank index "
+                "--store DIR'"
+            )
         values = read_json(path)
         if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
             raise InputError(f"{path}: not a {FORMAT} file; was this store written by another headrank?")
@@ -139,4 +150,7 @@ class StoreHeader:
             raise InputError(f"{path}: was changed after the store was made; restore the file or index again")
         names = {item.name for item in fields(cls)}
         values = {name: value for name, value in values.items() if name in names}
-        return cls(**values | {"identity": KeyIdentity(**values["identity"]), "pairs": tuple((a, b) for a, b in values["pairs"])})
+        return cls(
+            **values
+            | {"identity": KeyIdentity(**values["identity"]), "pairs": tuple((a, b) for a, b in values["pairs"])}
+        )

@@ -1,7 +1,7 @@
 """Filling a store: every passage of a corpus that is not there yet, computed in batches and committed as it goes.
 
-A killed run goes on where it stopped. Under torchrun the passages are shared by their digests, and every process writes segments of
-its own; readers see one store.
+A killed run goes on where it stopped. Under torchrun the passages are shared by their digests, and every process writes
+segments of its own; readers see one store.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _AT_A_TIME = 512  # passages between two commits
 Passage = tuple[str, str]
-StoredKeys = tuple[bytes, np.ndarray, int, bool, int]  # digest, numbers [A, T / P, D], tokens, is shortened, numbers cut
+# digest, numbers [A, T / P, D], tokens, is shortened, numbers cut
+StoredKeys = tuple[bytes, np.ndarray, int, bool, int]
 Corpus = Callable[[], Iterable[Passage]]  # read twice: once to see what is missing, once to compute it
-Elsewhere = Callable[[Iterable[Passage], StoredForm], Iterable[StoredKeys]]  # other processes that compute (integrations/ray_index.py)
+# other processes that compute (integrations/ray_index.py)
+Elsewhere = Callable[[Iterable[Passage], StoredForm], Iterable[StoredKeys]]
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,9 @@ def index_corpus(
 def _prepare(
     folder: Path, late: LateReader, corpus: Corpus, settings: IndexSettings, lock: contextlib.ExitStack, world_size: int
 ) -> Survey:
-    """The first process's part: take the lock, make the store if need be, see what is missing, say what it will cost."""
+    """The first process's part: take the lock, make the store if need be, see what is missing, say what it will
+    cost.
+    """
     lock.enter_context(writing(folder))
     header = _existing(folder, late, settings)
     if header is not None:
@@ -103,7 +107,8 @@ def _existing(folder: Path, late: LateReader, settings: IndexSettings) -> StoreH
     header.check_serves(KeyIdentity.of(late.reader.name, late.heads.prompt, header.identity.head_size), (), folder)
     if tuple(late.pairs) != header.pairs:
         raise InputError(
-            f"{folder}: holds {len(header.pairs)} pairs, and {len(late.pairs)} others were asked for; a store keeps those it began with"
+            f"{folder}: holds {len(header.pairs)} pairs, and {len(late.pairs)} others were asked for; a store keeps "
+            "those it began with"
         )
     for name in ("dtype", "pool"):
         asked, kept = getattr(settings, name), getattr(header, name)
@@ -126,11 +131,15 @@ def _measure(late: LateReader, sample: Sequence[Passage]) -> tuple[float, list[t
     return (time.perf_counter() - started) / num_tokens, [part for part in keys if part.shape[1]]
 
 
-def _new_header(late: LateReader, settings: IndexSettings, sample: Sequence[torch.Tensor]) -> tuple[StoreHeader, Scales]:
+def _new_header(
+    late: LateReader, settings: IndexSettings, sample: Sequence[torch.Tensor]
+) -> tuple[StoreHeader, Scales]:
     pool = settings.pool or 1
     scales = measure_scales(sample, pool)
     head_size = int(sample[0].shape[-1])
-    computed_in = "int8" if getattr(late.reader.model, "is_int8", False) else str(next(late.reader.model.parameters()).dtype)
+    computed_in = (
+        "int8" if getattr(late.reader.model, "is_int8", False) else str(next(late.reader.model.parameters()).dtype)
+    )
     header = StoreHeader(
         KeyIdentity.of(late.reader.name, late.heads.prompt, head_size),
         tuple(late.pairs),
@@ -143,19 +152,27 @@ def _new_header(late: LateReader, settings: IndexSettings, sample: Sequence[torc
     return header, scales
 
 
-def _say_and_check_size(folder: Path, header: StoreHeader, found: Survey, sample: Sequence[torch.Tensor], seconds_per_token: float) -> None:
-    """Size and time before the work starts, from the sample's tokens per character; a disk that is too small is an InputError."""
+def _say_and_check_size(
+    folder: Path, header: StoreHeader, found: Survey, sample: Sequence[torch.Tensor], seconds_per_token: float
+) -> None:
+    """Size and time before the work starts, from the sample's tokens per character; a disk that is too small is an
+    InputError.
+    """
     tokens = found.missing_characters * sum(keys.shape[1] for keys in sample) / max(1, found.sample_characters)
     size = tokens * header.bytes_per_token + found.num_missing * BYTES_PER_RECORD
-    what = f"{header.bytes_per_token:,.0f} bytes per token ({len(header.pairs)} pairs, {header.dtype}, pool {header.pool})"
+    what = (
+        f"{header.bytes_per_token:,.0f} bytes per token ({len(header.pairs)} pairs, {header.dtype}, pool {header.pool})"
+    )
     _log.info(
-        f"{found.num_missing:,} passages to add ({found.num_present:,} are there), about {tokens / 1e6:.2f} million tokens: about "
+        f"{found.num_missing:,} passages to add ({found.num_present:,} are there), about {tokens / 1e6:.2f} million "
+        "tokens: about "
         f"{size / 1e6:,.0f} MB at {what}, about {tokens * seconds_per_token / 60:,.1f} minutes"
     )
     free = shutil.disk_usage(folder).free
     if size > free:
         raise InputError(
-            f"{folder}: about {size / 1e6:,.0f} MB are needed at {what}, and {free / 1e6:,.0f} MB are free; choose another disk, fewer "
+            f"{folder}: about {size / 1e6:,.0f} MB are needed at {what}, and {free / 1e6:,.0f} MB are free; choose "
+            "another disk, fewer "
             "pairs, `dtype` int8 or `pool` 2"
         )
 
@@ -220,7 +237,9 @@ def stored_keys(late: LateReader, form: StoredForm, batch: Sequence[Passage]) ->
 
 
 def index_pairs(text: str, readout_pairs: Sequence[KeyPair], num_groups: int, num_layers: int) -> tuple[KeyPair, ...]:
-    """What --pairs asks for: 'heads' (those of the readout), 'all' (every pair down to the readout's deepest), or 'layer:group,...'."""
+    """What --pairs asks for: 'heads' (those of the readout), 'all' (every pair down to the readout's deepest), or
+    'layer:group,...'.
+    """
     if text == "heads":
         return tuple(readout_pairs)
     if text == "all":
@@ -228,9 +247,12 @@ def index_pairs(text: str, readout_pairs: Sequence[KeyPair], num_groups: int, nu
     chosen = set()
     for part in text.split(","):
         layer, colon, group = part.partition(":")
-        if not (colon and layer.isdecimal() and group.isdecimal() and int(layer) < num_layers and int(group) < num_groups):
+        if not (
+            colon and layer.isdecimal() and group.isdecimal() and int(layer) < num_layers and int(group) < num_groups
+        ):
             raise InputError(
-                f"`pairs` {part!r} is not LAYER:GROUP of a model with {num_layers} layers and {num_groups} key-value groups; "
+                f"`pairs` {part!r} is not LAYER:GROUP of a model with {num_layers} layers and {num_groups} "
+                "key-value groups; "
                 "give 'heads', 'all' or such as 3:0,7:2"
             )
         chosen.add((int(layer), int(group)))

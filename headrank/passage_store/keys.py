@@ -29,9 +29,11 @@ def pool_tokens(keys_ATD: torch.Tensor, pool: int) -> torch.Tensor:
 
 
 def measure_scales(sample: Sequence[torch.Tensor], pool: int = 1) -> Scales:
-    """Scale (of int8) and centre (of every format: where logits are measured from) per pair and channel, from some passages' keys.
+    """Scale (of int8) and centre (of every format: where logits are measured from) per pair and channel, from some
+    passages' keys.
 
-    Models add large constants to some channels (biases, slow rotary frequencies); centred, the integers are spent on what differs.
+    Models add large constants to some channels (biases, slow rotary frequencies); centred, the integers are spent on
+    what differs.
     """
     keys_ATD = torch.cat([pool_tokens(keys.float(), pool) for keys in sample], dim=1)
     low, high = keys_ATD.amin(1), keys_ATD.amax(1)
@@ -48,13 +50,17 @@ class StoredForm:
     scales: Scales
 
     def encode(self, keys_ATD: torch.Tensor) -> tuple[np.ndarray, int]:
-        """The stored numbers [A, T / P, D] (bf16 as its bits) and how many did not fit the int8 scale and were cut to the largest."""
+        """The stored numbers [A, T / P, D] (bf16 as its bits) and how many did not fit the int8 scale and were cut
+        to the largest.
+        """
         pooled = pool_tokens(keys_ATD.float(), self.pool).cpu()
         if self.dtype == "bf16":
             return pooled.bfloat16().contiguous().view(torch.int16).numpy().view(NUMPY_TYPE["bf16"]), 0
         if self.dtype == "fp32":
             return pooled.contiguous().numpy().astype(NUMPY_TYPE["fp32"], copy=False), 0
-        scale_A1D, centre_A1D = (torch.from_numpy(values.copy())[:, None] for values in (self.scales.scale_AD, self.scales.centre_AD))
+        scale_A1D, centre_A1D = (
+            torch.from_numpy(values.copy())[:, None] for values in (self.scales.scale_AD, self.scales.centre_AD)
+        )
         integers = ((pooled - centre_A1D) / scale_A1D).round_()
         saturated = int((integers.abs() > LARGEST).sum())
         return integers.clamp_(-LARGEST, LARGEST).to(torch.int8).numpy(), saturated
@@ -66,4 +72,7 @@ class StoredForm:
         keys = torch.from_numpy(stored_ATD.astype(np.float32))
         if self.dtype == "fp32":
             return keys
-        return keys * torch.from_numpy(self.scales.scale_AD.copy())[:, None] + torch.from_numpy(self.scales.centre_AD.copy())[:, None]
+        return (
+            keys * torch.from_numpy(self.scales.scale_AD.copy())[:, None]
+            + torch.from_numpy(self.scales.centre_AD.copy())[:, None]
+        )

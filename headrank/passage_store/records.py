@@ -1,7 +1,7 @@
 """The record of a passage: where its keys lie, how many there are, and checksums of both. No torch in here.
 
-Records have a fixed size and are only ever appended. A record counts once its own checksum is right and its keys lie within the key
-file; what a killed process wrote after the last whole record is not there for anybody.
+Records have a fixed size and are only ever appended. A record counts once its own checksum is right and its keys lie
+within the key file; what a killed process wrote after the last whole record is not there for anybody.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def keys_checksum(keys: np.ndarray) -> int:
 
 
 def valid_prefix(records: np.ndarray, keys_size: int, bytes_per_key: int) -> tuple[int, bool]:
-    """How many records from the start are whole, and whether anything behind them is whole too (then it is damage, not an end)."""
+    """How many records from the start are whole, and whether anything behind them is whole too (then it is damage,
+    not an end).
+    """
     ends = records["offset"] + records["num_keys"].astype(np.uint64) * np.uint64(bytes_per_key)
     is_whole = (records["check"] == record_checks(records)) & (ends <= np.uint64(keys_size))
     count = len(records) if is_whole.all() else int(np.argmin(is_whole))

@@ -1,14 +1,16 @@
 """The scan: scores of one query against stored keys, read in place, tile by tile.
 
-Per key pair one product of a tile's keys with all query vectors that read the pair, powers of two of the result, and a sum per
-passage. int8 keys are multiplied as integers with query vectors of 15 bits (two integers of 8: the second holds what the first
-rounds off); sums of integers are exact, so that a score does not depend on what else is scanned. bf16 and fp32 keys are multiplied
-in float32, where another number of keys may round the last bits differently.
+Per key pair one product of a tile's keys with all query vectors that read the pair, powers of two of the result, and a
+sum per passage. int8 keys are multiplied as integers with query vectors of 15 bits (two integers of 8: the second holds
+what the first rounds off); sums of integers are exact, so that a score does not depend on what else is scanned. bf16
+and fp32 keys are multiplied in float32, where another number of keys may round the last bits differently.
 
-There is no maximum to subtract: powers of two of float32 hold exponents of 126 either way, and logits are measured from the centre
-of the pair's keys. A passage that leaves this range (its sum is 0 or not finite) is summed again with its maximum.
+There is no maximum to subtract: powers of two of float32 hold exponents of 126 either way, and logits are measured from
+the centre of the pair's keys. A passage that leaves this range (its sum is 0 or not finite) is summed again with its
+maximum.
 
-Shapes: K heads, A key pairs, R query rows, X query vectors of a pair (its heads x R), T stored tokens of a tile, N passages, D head size.
+Shapes: K heads, A key pairs, R query rows, X query vectors of a pair (its heads x R), T stored tokens of a tile, N
+passages, D head size.
 """
 
 from __future__ import annotations
@@ -45,13 +47,19 @@ class _QueryMatrices:
 
 
 class Scanner:
-    """Scores entries of one store for one readout; keeps its buffers from call to call (not for several threads at once)."""
+    """Scores entries of one store for one readout; keeps its buffers from call to call (not for several threads at
+    once).
+    """
 
     def __init__(self, form: StoredForm, places: Sequence[int], pair_of_head: Sequence[int], head_size: int) -> None:
-        """``places`` are the readout's pairs among the stored ones, ``pair_of_head`` the pair (of the readout's) of each head."""
+        """``places`` are the readout's pairs among the stored ones, ``pair_of_head`` the pair (of the readout's) of
+        each head.
+        """
         self.form, self.places, self.head_size = form, list(places), head_size
         self.slots_K, self.most = head_slots(pair_of_head, len(self.places))
-        self.heads_of_pair = [[head for head, pair in enumerate(pair_of_head) if pair == number] for number in range(len(self.places))]
+        self.heads_of_pair = [
+            [head for head, pair in enumerate(pair_of_head) if pair == number] for number in range(len(self.places))
+        ]
         self._is_all = self.places == list(range(len(form.scales.scale_AD)))
         self._is_in_order = self.slots_K.tolist() == list(range(len(self.places) * self.most))
         self._buffers: dict[str, torch.Tensor] = {}
@@ -68,7 +76,9 @@ class Scanner:
         offsets_K: torch.Tensor | None = None,
         floor: float = 0.0,
     ) -> torch.Tensor:
-        """Scores [U, N] of queries (each with U = 1 of its own), float32 on the CPU; an empty passage gets 0, as from ``late_scores``."""
+        """Scores [U, N] of queries (each with U = 1 of its own), float32 on the CPU; an empty passage gets 0, as
+        from ``late_scores``.
+        """
         weights_K = weights_K.cpu()
         offsets_K = None if offsets_K is None else offsets_K.cpu()
         vectors = [query.vectors_UKRD[0].float().cpu() for query in queries]
@@ -87,33 +97,43 @@ class Scanner:
 
     def _prepare(self, vectors_KRD: torch.Tensor) -> _QueryMatrices:
         """Rows are those of all queries, one after another."""
-        slots = vectors_KRD.new_zeros(len(self.places) * self.most, *vectors_KRD.shape[1:]).index_copy_(0, self.slots_K, vectors_KRD)
+        slots = vectors_KRD.new_zeros(len(self.places) * self.most, *vectors_KRD.shape[1:]).index_copy_(
+            0, self.slots_K, vectors_KRD
+        )
         vectors_AXD = slots.view(len(self.places), -1, self.head_size)
-        constant_AX = (vectors_AXD * self._centre_AD[:, None]).sum(-1)  # not a matrix product: its rounding would depend on X
+        # not a matrix product: its rounding would depend on X
+        constant_AX = (vectors_AXD * self._centre_AD[:, None]).sum(-1)
         widths = [len(heads) * vectors_KRD.shape[1] for heads in self.heads_of_pair]
         if self.form.dtype != "int8":
             columns_ADX = (vectors_AXD * _LOG2_E).transpose(1, 2)
             return _QueryMatrices(
-                [columns[:, :width].contiguous() for columns, width in zip(columns_ADX, widths, strict=True)], [], constant_AX
+                [columns[:, :width].contiguous() for columns, width in zip(columns_ADX, widths, strict=True)],
+                [],
+                constant_AX,
             )
         scaled_AXD = vectors_AXD * self._scale_AD[:, None] * _LOG2_E
         step_AX1 = scaled_AXD.abs().amax(-1, keepdim=True).div_(127).clamp_min_(1e-30)
         scaled_AXD = scaled_AXD.div_(step_AX1)
         coarse_AXD = scaled_AXD.round()
         fine_AXD = scaled_AXD.sub_(coarse_AXD).mul_(_FINE).round_()
-        both = zip(coarse_AXD.to(torch.int8).transpose(1, 2), fine_AXD.to(torch.int8).transpose(1, 2), widths, strict=True)
+        both = zip(
+            coarse_AXD.to(torch.int8).transpose(1, 2), fine_AXD.to(torch.int8).transpose(1, 2), widths, strict=True
+        )
         matrices = [torch.cat((coarse_DX[:, :width], fine_DX[:, :width]), dim=1) for coarse_DX, fine_DX, width in both]
         steps = [step_X[:width] for step_X, width in zip(step_AX1[..., 0].div(_FINE), widths, strict=True)]
         return _QueryMatrices(matrices, steps, constant_AX)
 
-    def _log_sums(self, prepared: _QueryMatrices, tile: Sequence[Entry], vectors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _log_sums(
+        self, prepared: _QueryMatrices, tile: Sequence[Entry], vectors: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
         """Per query the log-sum-exp [N, K, R] in natural units of each passage's keys."""
         lengths = [entry.num_keys for entry in tile]
         keys_ATD = self._gather(tile, lengths)
         starts_N = torch.tensor([0, *np.cumsum(lengths)[:-1]])
         numbers_T = torch.arange(keys_ATD.shape[1])
         counts_T = self._counts(tile, lengths)
-        sums_ANX = torch.ones(len(self.places), len(tile), prepared.constant_AX.shape[1])  # 1 where a pair has fewer heads than others
+        # 1 where a pair has fewer heads than others
+        sums_ANX = torch.ones(len(self.places), len(tile), prepared.constant_AX.shape[1])
         for pair in range(len(self.places)):
             # no maximum is subtracted: centred keys keep most exponents small, and the rare overflow is done again in
             # _mend
@@ -173,7 +193,9 @@ class Scanner:
         # coarse * 254 + fine fits 32 bits up to a head size of 512: 512 x 127 x 127 x 255 is below 2^31
         whole_TX = self._buffer("whole", (len(keys_TD), width), torch.int32)
         torch.add(both_TX2[:, width:], both_TX2[:, :width], alpha=_FINE, out=whole_TX)
-        return torch.mul(whole_TX, prepared.steps[pair], out=self._buffer("logits", (len(keys_TD), width), torch.float32))
+        return torch.mul(
+            whole_TX, prepared.steps[pair], out=self._buffer("logits", (len(keys_TD), width), torch.float32)
+        )
 
     def _mend(self, sums_NKR: torch.Tensor, tile: Sequence[Entry], vectors_KRD: torch.Tensor) -> None:
         """Sum passages again, with their maximum, whose powers of two left the range of float32."""
@@ -191,7 +213,9 @@ class Scanner:
                     sums_NKR[row, heads] = (logits if counts is None else logits + counts.log()).logsumexp(-1)
 
     def _buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Memory that is reused: fresh pages for megabytes of logits would cost more than the product that fills them."""
+        """Memory that is reused: fresh pages for megabytes of logits would cost more than the product that fills
+        them.
+        """
         size = math.prod(shape)
         kept = self._buffers.get(name)
         if kept is None or kept.numel() < size or kept.dtype != dtype:

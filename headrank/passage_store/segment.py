@@ -25,7 +25,8 @@ from headrank.passage_store.header import StoreHeader
 from headrank.passage_store.records import RECORD, record_checks, valid_prefix
 
 KEYS, RECORDS, INDEX, SEAL = "keys.bin", "records.bin", "index.bin", "seal.json"
-NUMPY_TYPE: dict[str, np.dtype[Any]] = {"int8": np.dtype(np.int8), "bf16": np.dtype("<u2"), "fp32": np.dtype("<f4")}  # bf16 as its bits
+# bf16 as its bits
+NUMPY_TYPE: dict[str, np.dtype[Any]] = {"int8": np.dtype(np.int8), "bf16": np.dtype("<u2"), "fp32": np.dtype("<f4")}
 
 
 @dataclass
@@ -42,7 +43,9 @@ class Segment:
 
     @classmethod
     def open(cls, folder: Path, header: StoreHeader) -> Segment:
-        """Map a segment and check what can be checked without reading its keys; damage is an InputError that names the file."""
+        """Map a segment and check what can be checked without reading its keys; damage is an InputError that names
+        the file.
+        """
         records = _mapped(folder / RECORDS).view(np.uint8)
         keys = _mapped(folder / KEYS)
         # a record that a kill cut off is not there
@@ -52,12 +55,16 @@ class Segment:
             return cls._open_sealed(folder, header, whole, keys, seal)
         count, has_more = valid_prefix(whole, len(keys), header.bytes_per_key)
         if has_more:
-            raise InputError(f"{folder / RECORDS}: record {count + 1} is damaged; 'headrank index --prune' keeps what is whole")
+            raise InputError(
+                f"{folder / RECORDS}: record {count + 1} is damaged; 'headrank index --prune' keeps what is whole"
+            )
         order = np.argsort(whole["first"][:count], kind="stable").astype("<u4")
         return cls(folder, header, whole[:count], keys, whole["first"][order], order, is_sealed=False)
 
     @classmethod
-    def _open_sealed(cls, folder: Path, header: StoreHeader, records: np.ndarray, keys: np.ndarray, seal: Mapping[str, int]) -> Segment:
+    def _open_sealed(
+        cls, folder: Path, header: StoreHeader, records: np.ndarray, keys: np.ndarray, seal: Mapping[str, int]
+    ) -> Segment:
         index = _mapped(folder / INDEX)
         count = seal["records"]
         found = {"records": len(records), "keys_bytes": len(keys), "index_bytes": len(index)}
@@ -75,14 +82,17 @@ class Segment:
         return len(self.records)
 
     def find(self, firsts: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-        """The record number of each digest, -1 where it is not here; a found record whose checksum is wrong is an InputError."""
+        """The record number of each digest, -1 where it is not here; a found record whose checksum is wrong is an
+        InputError.
+        """
         numbers = np.full(len(firsts), -1, np.int64)
         if not len(self.records):
             return numbers
         places = np.searchsorted(self.firsts, firsts)
         for row in np.flatnonzero(self.firsts[np.minimum(places, len(self.firsts) - 1)] == firsts):
             place = int(places[row])
-            while place < len(self.firsts) and self.firsts[place] == firsts[row]:  # other passages may share the first half
+            # other passages may share the first half
+            while place < len(self.firsts) and self.firsts[place] == firsts[row]:
                 if self.records["second"][self.order[place]] == seconds[row]:
                     numbers[row] = self.order[place]
                     break
@@ -98,14 +108,18 @@ class Segment:
         wrong = (records["check"] != record_checks(records)) | (ends > np.uint64(len(self.bytes_of_keys)))
         if wrong.any():
             number = int(numbers[int(np.argmax(wrong))]) + 1
-            raise InputError(f"{self.folder / RECORDS}: record {number} is damaged; 'headrank index --prune' keeps what is whole")
+            raise InputError(
+                f"{self.folder / RECORDS}: record {number} is damaged; 'headrank index --prune' keeps what is whole"
+            )
 
     def keys(self, number: int) -> np.ndarray:
         """The keys [A, T, D] of a record, read in place; bf16 as its bits."""
         record = self.records[number]
         start, count = int(record["offset"]), int(record["num_keys"])
         flat = self.bytes_of_keys[start : start + count * self.header.bytes_per_key]
-        return flat.view(NUMPY_TYPE[self.header.dtype]).reshape(len(self.header.pairs), count, self.header.identity.head_size)
+        return flat.view(NUMPY_TYPE[self.header.dtype]).reshape(
+            len(self.header.pairs), count, self.header.identity.head_size
+        )
 
 
 def seal(folder: Path, records: np.ndarray, keys_bytes: int) -> None:
@@ -140,4 +154,6 @@ def _mapped(path: Path) -> np.ndarray:
                 return np.empty(0, np.uint8)
             return np.frombuffer(mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); restore the file, or remove its segment's folder") from error
+        raise InputError(
+            f"{path}: cannot be read ({error.strerror}); restore the file, or remove its segment's folder"
+        ) from error

@@ -1,4 +1,6 @@
-"""A store behind a late reranker: passages that are there are scored where they lie, the others are computed, and added if asked for."""
+"""A store behind a late reranker: passages that are there are scored where they lie, the others are computed, and
+added if asked for.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class StoredPassages:
     """A ScoringSource on a store; made with the folder, then checked against the reranker that asks."""
 
     def __init__(self, folder: str | Path, *, add: bool = False) -> None:
-        """``add`` writes passages that had to be computed, and holds the store's lock until ``close`` or the end of the process."""
+        """``add`` writes passages that had to be computed, and holds the store's lock until ``close`` or the end of
+        the process.
+        """
         self.store, self.adds = PassageStore(folder), add
         header = self.store.header
         self.form = StoredForm(header.dtype, header.pool, self.store.scales)
@@ -44,7 +48,10 @@ class StoredPassages:
 
     def _begin_adding(self) -> None:
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-            raise InputError(f"{self.store.folder}: one process adds to a store; index first ('torchrun ... -m headrank index'), then read")
+            raise InputError(
+                f"{self.store.folder}: one process adds to a store; index first ('torchrun ... -m headrank index'), "
+                "then read"
+            )
         self._lock.enter_context(writing(self.store.folder))
         recover_all(self.store.folder, self.store.header)
         self.store.refresh()
@@ -64,7 +71,8 @@ class StoredPassages:
         header.check_serves(identity, late.pairs, self.store.folder)
         if self.adds and tuple(late.pairs) != header.pairs:
             raise InputError(
-                f"{self.store.folder}: this reranker computes {len(late.pairs)} of the store's {len(header.pairs)} pairs and cannot add "
+                f"{self.store.folder}: this reranker computes {len(late.pairs)} of the store's {len(header.pairs)} "
+                "pairs and cannot add "
                 "passages; leave `store_add` out, or index with these heads"
             )
         self._late, self._places = late, header.places(late.pairs)
@@ -81,7 +89,9 @@ class StoredPassages:
         ]
 
     def score(self, lists: Sequence[tuple[QueryVectors, Sequence[Passage]]]) -> list[list[StoredScore | None]]:
-        """The score of every passage that is here, None for the others; queries that share a list are scanned together."""
+        """The score of every passage that is here, None for the others; queries that share a list are scanned
+        together.
+        """
         by_list: dict[tuple[Passage, ...], list[int]] = {}
         for number, (_, documents) in enumerate(lists):
             # queries over the same list share one scan: its keys are read from memory once
@@ -89,7 +99,9 @@ class StoredPassages:
         results: list[list[StoredScore | None]] = [[] for _ in lists]
         for documents, numbers in by_list.items():
             entries = self._entries(documents)
-            for number, scores in zip(numbers, self._scan([lists[number][0] for number in numbers], entries), strict=True):
+            for number, scores in zip(
+                numbers, self._scan([lists[number][0] for number in numbers], entries), strict=True
+            ):
                 results[number] = scores
         return results
 
@@ -117,7 +129,10 @@ class StoredPassages:
         for of_query in scores:
             values = iter(of_query)
             results.append(
-                [None if entry is None else StoredScore(next(values), entry.num_tokens, entry.is_shortened) for entry in entries]
+                [
+                    None if entry is None else StoredScore(next(values), entry.num_tokens, entry.is_shortened)
+                    for entry in entries
+                ]
             )
         return results
 

@@ -1,7 +1,7 @@
 """A store as its readers see it: a folder of segments, found by content, read in place. No torch in here.
 
-Any number of readers may have a store open while one writer appends: they see what was committed when they opened or last refreshed,
-and files that pruning removed stay readable to those who have them mapped.
+Any number of readers may have a store open while one writer appends: they see what was committed when they opened or
+last refreshed, and files that pruning removed stay readable to those who have them mapped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ BYTES_PER_RECORD = RECORD.itemsize + 12  # and its place in the sorted index
 
 @dataclass(frozen=True)
 class Scales:
-    """Per pair and channel, float32 [A, D]: int8 keys are centre + integer * scale, and logits are measured from the centre."""
+    """Per pair and channel, float32 [A, D]: int8 keys are centre + integer * scale, and logits are measured from the
+    centre.
+    """
 
     scale_AD: np.ndarray
     centre_AD: np.ndarray
@@ -152,7 +154,10 @@ def _read_scales(folder: Path, header: StoreHeader) -> Scales:
     shape = (2, len(header.pairs), header.identity.head_size)
     raw = path.read_bytes() if path.is_file() else b""
     if len(raw) != 4 * int(np.prod(shape)):
-        raise InputError(f"{path}: missing or cut short, and without its scales a store means nothing; restore the file or index again")
+        raise InputError(
+            f"{path}: missing or cut short, and without its scales a store means nothing; restore the file or index "
+            "again"
+        )
     scale_AD, centre_AD = np.frombuffer(raw, "<f4").reshape(shape).copy()
     scales = Scales(scale_AD, centre_AD)
     if scales.digest != header.scales:

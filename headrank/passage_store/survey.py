@@ -1,4 +1,6 @@
-"""What a corpus holds that a store does not, and a sample of it: what the estimate and the scales are made from. No torch in here."""
+"""What a corpus holds that a store does not, and a sample of it: what the estimate and the scales are made from. No
+torch in here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Looking after a store: check every byte of it, and rewrite it without what is damaged or not wanted any more. No torch in here."""
+"""Looking after a store: check every byte of it, and rewrite it without what is damaged or not wanted any more. No
+torch in here.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,17 @@ def verify(folder: Path) -> tuple[int, list[Damage]]:
             damage.append(Damage(segment, str(error)))
         else:
             if opened.is_sealed and not _index_is_right(opened):
-                damage.append(Damage(segment, "the index does not fit the records; 'headrank index --prune' makes it anew"))
+                damage.append(
+                    Damage(segment, "the index does not fit the records; 'headrank index --prune' makes it anew")
+                )
         records, is_whole = whole_records(segment, header)
         count += int(is_whole.sum())
         torn = not (segment / SEAL).is_file()  # what a killed writer left at the end is no damage
         last = int(np.flatnonzero(is_whole)[-1]) + 1 if is_whole.any() else 0
         for number in np.flatnonzero(~is_whole[:last] if torn else ~is_whole):
-            damage.append(Damage(segment, f"passage {int(number) + 1} of {len(records):,}: its record or keys are damaged"))
+            damage.append(
+                Damage(segment, f"passage {int(number) + 1} of {len(records):,}: its record or keys are damaged")
+            )
     return count, damage
 
 
@@ -57,7 +63,9 @@ def whole_records(segment: Path, header: StoreHeader) -> tuple[np.ndarray, np.nd
             length = int(records["num_keys"][number]) * header.bytes_per_key
             stream.seek(int(records["offset"][number]))
             raw = stream.read(length)
-            is_whole[number] = len(raw) == length and keys_checksum(np.frombuffer(raw, np.uint8)) == int(records["keys_crc"][number])
+            is_whole[number] = len(raw) == length and keys_checksum(np.frombuffer(raw, np.uint8)) == int(
+                records["keys_crc"][number]
+            )
     return records, is_whole
 
 
@@ -71,9 +79,11 @@ def _index_is_right(segment: Segment) -> bool:
 
 
 def prune(folder: Path, wanted: Collection[bytes] | None = None) -> tuple[int, int]:
-    """Rewrite the store without damaged passages, repeated ones and, if ``wanted`` is given, all that are not in it: (kept, dropped).
+    """Rewrite the store without damaged passages, repeated ones and, if ``wanted`` is given, all that are not in it:
+    (kept, dropped).
 
-    The caller holds the lock. New segments are whole before old ones go: a kill in between leaves passages twice, none lost.
+    The caller holds the lock. New segments are whole before old ones go: a kill in between leaves passages twice, none
+    lost.
     """
     header = StoreHeader.read(folder)
     old = segment_folders(folder)
@@ -113,7 +123,14 @@ class _PruningWriter(StoreWriter):
         return False
 
 
-def _copy(segment: Path, records: np.ndarray, chosen: list[int], digests: list[bytes], header: StoreHeader, writer: StoreWriter) -> None:
+def _copy(
+    segment: Path,
+    records: np.ndarray,
+    chosen: list[int],
+    digests: list[bytes],
+    header: StoreHeader,
+    writer: StoreWriter,
+) -> None:
     with open(segment / KEYS, "rb") as stream:
         for number in chosen:
             record = records[number]

@@ -1,7 +1,8 @@
-"""The one process that appends to a store (under torchrun: one per rank, each in a segment of its own). No torch in here.
+"""The one process that appends to a store (under torchrun: one per rank, each in a segment of its own). No torch in
+here.
 
-Keys are written and flushed to the disk first, then their records: a record on the disk never points at keys that are not. Killed at
-any moment, a writer leaves whole records and perhaps a torn end, which the next writer cuts off.
+Keys are written and flushed to the disk first, then their records: a record on the disk never points at keys that are
+not. Killed at any moment, a writer leaves whole records and perhaps a torn end, which the next writer cuts off.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 class StoreWriter:
-    """Appends passages to one segment after another. The caller holds the lock (``writing``) and adds no passage twice."""
+    """Appends passages to one segment after another. The caller holds the lock (``writing``) and adds no passage
+    twice.
+    """
 
     def __init__(self, folder: Path, header: StoreHeader, *, segment_bytes: int = SEGMENT_BYTES) -> None:
         """Nothing is opened before the first passage is added."""
@@ -61,7 +64,9 @@ class StoreWriter:
         self._pending: list[np.ndarray] = []
         self._keys_size = 0
 
-    def add(self, digest: bytes, keys_ATD: np.ndarray, num_tokens: int, *, is_shortened: bool = False, saturated: int = 0) -> None:
+    def add(
+        self, digest: bytes, keys_ATD: np.ndarray, num_tokens: int, *, is_shortened: bool = False, saturated: int = 0
+    ) -> None:
         """Write one passage's keys; they count after the next ``commit``."""
         expected = (len(self.header.pairs), keys_ATD.shape[1], self.header.identity.head_size)
         assert keys_ATD.shape == expected and keys_ATD.dtype == NUMPY_TYPE[self.header.dtype], "made by keys.StoredForm"
@@ -103,13 +108,19 @@ class StoreWriter:
     def __enter__(self) -> StoreWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Keep what is whole, also when leaving by an error."""
         self.close()
 
     def _open_segment(self) -> None:
         last = next(reversed(segment_folders(self.folder)), None)
-        is_small = last is not None and (last / KEYS).is_file() and (last / KEYS).stat().st_size < min(REOPENED_BELOW, self.segment_bytes)
+        is_small = (
+            last is not None
+            and (last / KEYS).is_file()
+            and (last / KEYS).stat().st_size < min(REOPENED_BELOW, self.segment_bytes)
+        )
         if last is not None and is_small and self._take(last):
             self._segment = last
         else:
@@ -119,7 +130,9 @@ class StoreWriter:
         self._keys_size = (self._segment / KEYS).stat().st_size
 
     def _take(self, segment: Path) -> bool:
-        """Continue a segment that no rank of this very job has begun: its seal goes, and readers sort it themselves until it is sealed."""
+        """Continue a segment that no rank of this very job has begun: its seal goes, and readers sort it themselves
+        until it is sealed.
+        """
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
             return False
         recover(segment, self.header)
@@ -146,9 +159,15 @@ def recover(folder: Path, header: StoreHeader) -> int:
     records = np.fromfile(folder / RECORDS, RECORD)
     count, has_more = valid_prefix(records, keys_size, header.bytes_per_key)
     if has_more:
-        raise InputError(f"{folder / RECORDS}: record {count + 1} is damaged; 'headrank index --prune' keeps what is whole")
+        raise InputError(
+            f"{folder / RECORDS}: record {count + 1} is damaged; 'headrank index --prune' keeps what is whole"
+        )
     whole = records[:count]
-    end = int((whole["offset"] + whole["num_keys"].astype(np.uint64) * np.uint64(header.bytes_per_key)).max()) if count else 0
+    end = (
+        int((whole["offset"] + whole["num_keys"].astype(np.uint64) * np.uint64(header.bytes_per_key)).max())
+        if count
+        else 0
+    )
     if records_size != count * RECORD.itemsize:
         os.truncate(folder / RECORDS, count * RECORD.itemsize)
     if keys_size != end:
@@ -157,7 +176,9 @@ def recover(folder: Path, header: StoreHeader) -> int:
 
 
 def recover_all(folder: Path, header: StoreHeader) -> int:
-    """Recover and seal what a killed writer left; called with the lock held. The number of passages in such segments."""
+    """Recover and seal what a killed writer left; called with the lock held. The number of passages in such
+    segments.
+    """
     count = 0
     for segment in segment_folders(folder):
         if not (segment / SEAL).is_file():

@@ -27,7 +27,9 @@ class PlacedCell:
 
 
 class CellAnalyses:
-    """Reads each cell's scores once and answers the paper's questions about them. First-stage cells have no scores worth analysing."""
+    """Reads each cell's scores once and answers the paper's questions about them. First-stage cells have no scores
+    worth analysing.
+    """
 
     def __init__(self, placed: Sequence[PlacedCell], first_stage: Sequence[Cell], names: Mapping[str, str]) -> None:
         """``names`` are the rows' names for people."""
@@ -38,7 +40,9 @@ class CellAnalyses:
     @classmethod
     def by_model(cls, cells: Sequence[Cell]) -> CellAnalyses:
         """A panel per model, a row per method; seeds of one row are averaged."""
-        placed = [PlacedCell(cell.model, cell.method, cell) for cell in cells if method_kind(cell.method) != "first-stage"]
+        placed = [
+            PlacedCell(cell.model, cell.method, cell) for cell in cells if method_kind(cell.method) != "first-stage"
+        ]
         first = [cell for cell in cells if method_kind(cell.method) == "first-stage"]
         return cls(placed, first, {one.row: method_name(one.row) for one in placed})
 
@@ -58,7 +62,9 @@ class CellAnalyses:
 
     def deviations(self) -> Panels:
         """Normalised middle-zone deviation of the methods whose scores mean something (a generated order has none)."""
-        return self._panels(lambda cell: mean_middle_zone_std(self.scores(cell)) if method_kind(cell.method) == "attention" else None)
+        return self._panels(
+            lambda cell: mean_middle_zone_std(self.scores(cell)) if method_kind(cell.method) == "attention" else None
+        )
 
     def promotions(self) -> dict[str, dict[str, Rates]]:
         """panel -> row -> (relevant rate, irrelevant rate, gap), every benchmark counting once."""
@@ -74,7 +80,9 @@ class CellAnalyses:
         return panels
 
     def curves(self) -> dict[tuple[str, str], dict[str, PositionCurve]]:
-        """(panel, its first benchmark) -> row -> score by position, of the first seed; other benchmarks would repeat the picture."""
+        """(panel, its first benchmark) -> row -> score by position, of the first seed; other benchmarks would repeat
+        the picture.
+        """
         found: dict[tuple[str, str], dict[str, PositionCurve]] = {}
         chosen: dict[str, str] = {}
         for one in self.placed:
@@ -88,10 +96,11 @@ class CellAnalyses:
         return {key: curves for key, curves in found.items() if curves}
 
     def costs(self, measure: str) -> tuple[list[CostPoint], dict[str, float]]:
-        """The rerankers' mean seconds per query and mean measure by model and method, and the first stage's mean measure by method.
+        """The rerankers' mean seconds per query and mean measure by model and method, and the first stage's mean
+        measure by method.
 
-        Only over the benchmarks that *every* reranker has, so that no row gains by absence, each counting once however many seeds
-        it has. The first stage has no point of its own: nobody timed it here.
+        Only over the benchmarks that *every* reranker has, so that no row gains by absence, each counting once however
+        many seeds it has. The first stage has no point of its own: nobody timed it here.
         """
         rows: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
         for one in self.placed:
@@ -103,7 +112,11 @@ class CellAnalyses:
         points = []
         for (model, method), found in rows.items() if shared else ():
             per_query = mean(mean(pair[0] for pair in found[name]) for name in sorted(shared))
-            points.append(CostPoint(per_query, mean(mean(pair[1] for pair in found[name]) for name in sorted(shared)), model, method))
+            points.append(
+                CostPoint(
+                    per_query, mean(mean(pair[1] for pair in found[name]) for name in sorted(shared)), model, method
+                )
+            )
         first: dict[str, dict[str, float]] = {}
         for cell in self.first_stage:
             value = cell.value(measure)
@@ -120,6 +133,8 @@ class CellAnalyses:
             if value is not None:
                 found.setdefault(one.panel, {}).setdefault(one.row, {}).setdefault(one.cell.benchmark, []).append(value)
         return {
-            panel: {row: {name: mean(values) for name, values in benchmarks.items()} for row, benchmarks in rows.items()}
+            panel: {
+                row: {name: mean(values) for name, values in benchmarks.items()} for row, benchmarks in rows.items()
+            }
             for panel, rows in found.items()
         }

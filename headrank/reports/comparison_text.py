@@ -48,12 +48,17 @@ def render(comparison: Comparison, style: str, *, per_query: bool = False) -> st
 def _query_rows(comparison: Comparison) -> list[list[str]]:
     """A header and a row per query: its value under every measure of every run, empty where a run does not count it."""
     columns = {
-        f"{name} {measure}": {query_id: scale_of(measure) * value for query_id, value in evaluation.values[measure].items()}
+        f"{name} {measure}": {
+            query_id: scale_of(measure) * value for query_id, value in evaluation.values[measure].items()
+        }
         for name, evaluation in comparison.evaluations.items()
         for measure in comparison.measures
     }
     query_ids = dict.fromkeys(query_id for values in columns.values() for query_id in values)
-    rows = [[f"{values[query_id]:.2f}" if query_id in values else "" for values in columns.values()] for query_id in query_ids]
+    rows = [
+        [f"{values[query_id]:.2f}" if query_id in values else "" for values in columns.values()]
+        for query_id in query_ids
+    ]
     return [["query", *columns], *([query_id, *row] for query_id, row in zip(query_ids, rows, strict=True))]
 
 

@@ -25,9 +25,9 @@ class CellGroup:
 def group_cells(cells: Sequence[Cell], own_depths: Mapping[str, int] | None = None) -> list[CellGroup]:
     """The groups in print order: for each document order, every benchmark at its own depth, then depth by depth.
 
-    A benchmark's own depth is that of ``own_depths`` where it was run so, else the only depth it was run at. The group of own depths
-    exists only where they differ (never with ``own_depths`` None), and a depth whose cells all stand in it is not repeated.
-    First-stage runs alone make no group.
+    A benchmark's own depth is that of ``own_depths`` where it was run so, else the only depth it was run at. The group
+    of own depths exists only where they differ (never with ``own_depths`` None), and a depth whose cells all stand in
+    it is not repeated. First-stage runs alone make no group.
     """
     rerankers = [cell for cell in cells if method_kind(cell.method) != "first-stage"]
     groups: list[CellGroup] = []
@@ -60,7 +60,9 @@ def _at_own_depth(cells: Sequence[Cell], own_depths: Mapping[str, int]) -> list[
 
 
 def _group(name: str, key: str, order: str, rerankers: Sequence[Cell], cells: Sequence[Cell]) -> CellGroup:
-    """The rerankers with one first-stage run per benchmark and method, of the same depth if possible: no prompt order changes it."""
+    """The rerankers with one first-stage run per benchmark and method, of the same depth if possible: no prompt
+    order changes it.
+    """
     depths = {cell.benchmark: cell.condition[0] for cell in rerankers}
     first: dict[tuple[str, str], Cell] = {}
     for cell in cells:
@@ -81,11 +83,14 @@ def _group(name: str, key: str, order: str, rerankers: Sequence[Cell], cells: Se
 
 
 def select_cells(cells: Sequence[Cell], methods: Sequence[str] = (), benchmarks: Sequence[str] = ()) -> list[Cell]:
-    """The cells of these methods and benchmarks (shell patterns such as 'headrank*'); the first stage stays for comparison."""
+    """The cells of these methods and benchmarks (shell patterns such as 'headrank*'); the first stage stays for
+    comparison.
+    """
     chosen = [
         cell
         for cell in cells
-        if _matches(cell.benchmark, benchmarks) and (_matches(cell.method, methods) or method_kind(cell.method) == "first-stage")
+        if _matches(cell.benchmark, benchmarks)
+        and (_matches(cell.method, methods) or method_kind(cell.method) == "first-stage")
     ]
     for kind, patterns, known in (
         ("method", methods, sorted({cell.method for cell in cells})),

@@ -50,7 +50,9 @@ def label_cells(cells: Sequence[Cell]) -> dict[str, Cell]:
 
 
 def choose_challenger(cells: Mapping[str, Cell], wanted: str | None = None) -> str:
-    """The row the report is about: the one wanted, by label or method, where it is there, else plain HeadRank, else the last reranker."""
+    """The row the report is about: the one wanted, by label or method, where it is there, else plain HeadRank, else
+    the last reranker.
+    """
     for label, cell in cells.items():
         if wanted in (label, cell.method):
             return label
@@ -59,10 +61,18 @@ def choose_challenger(cells: Mapping[str, Cell], wanted: str | None = None) -> s
     return (ours or variants or list(cells))[-1]
 
 
-def compare_methods(cells: Sequence[Cell], measure: str, challenger: str | None = None, settings: Settings | None = None) -> Contest | None:
+def compare_methods(
+    cells: Sequence[Cell], measure: str, challenger: str | None = None, settings: Settings | None = None
+) -> Contest | None:
     """Compare cells of one benchmark and condition; None when fewer than two have per-query values of the measure."""
     ordered = sorted(
-        cells, key=lambda cell: (method_kind(cell.method) != "first-stage", method_order(cell.method), cell.model, str(cell.path))
+        cells,
+        key=lambda cell: (
+            method_kind(cell.method) != "first-stage",
+            method_order(cell.method),
+            cell.model,
+            str(cell.path),
+        ),
     )
     labelled = {label: cell for label, cell in label_cells(ordered).items() if cell.per_query(measure)}
     if len(labelled) < 2:
@@ -72,7 +82,9 @@ def compare_methods(cells: Sequence[Cell], measure: str, challenger: str | None 
     reversed_pairs = compare(evaluations, settings, chosen)
     # compare() tests everything against one baseline; here the one row is the challenger of everything
     turned = [swap_sides(pairing) for pairing in reversed_pairs.pairings]
-    comparison = Comparison(reversed_pairs.evaluations, reversed_pairs.intervals, tuple(turned), reversed_pairs.settings)
+    comparison = Comparison(
+        reversed_pairs.evaluations, reversed_pairs.intervals, tuple(turned), reversed_pairs.settings
+    )
     return Contest(ordered[0].benchmark, measure, labelled, chosen, comparison)
 
 
@@ -124,7 +136,8 @@ def best_training_free(contest: Contest) -> str | None:
     rivals = [
         label
         for label in contest.opponents
-        if method_kind(contest.cells[label].method) == "attention" and not contest.cells[label].method.startswith("headrank")
+        if method_kind(contest.cells[label].method) == "attention"
+        and not contest.cells[label].method.startswith("headrank")
     ]
     return max(rivals, key=lambda label: contest.comparison.evaluations[label].mean(contest.measure), default=None)
 
@@ -149,7 +162,9 @@ def condition_name(contest: Contest) -> str:
 
 
 def headline_opponents(contest: Contest) -> list[str]:
-    """First stage, then the best training-free attention method, then HeadRank's own variants; else whoever is there."""
+    """First stage, then the best training-free attention method, then HeadRank's own variants; else whoever is
+    there.
+    """
     first = [label for label in contest.opponents if method_kind(contest.cells[label].method) == "first-stage"]
     rival = best_training_free(contest)
     own = [label for label in contest.opponents if contest.cells[label].method.startswith("headrank")]

@@ -19,7 +19,9 @@ class Text:
 
 @dataclass(frozen=True)
 class GridRow:
-    """One row; neighbours of the same ``group`` stand under one name, ``is_quoted`` rows are somebody else's numbers."""
+    """One row; neighbours of the same ``group`` stand under one name, ``is_quoted`` rows are somebody else's
+    numbers.
+    """
 
     entries: tuple[Text | str, ...]
     group: str = ""
@@ -35,8 +37,8 @@ class GridRow:
 class Grid:
     """A table; the first entry of a row is its name.
 
-    ``group_header`` is the head of the column of row groups (none when empty). LaTeX has room for two lines of heads: ``spans`` above
-    ``short_headers``; everywhere else ``headers`` must tell the columns apart alone.
+    ``group_header`` is the head of the column of row groups (none when empty). LaTeX has room for two lines of heads:
+    ``spans`` above ``short_headers``; everywhere else ``headers`` must tell the columns apart alone.
     """
 
     caption: str

@@ -1,4 +1,6 @@
-"""`headrank report --heads`: the before/after table with shared heads, the paper's beside it, depth bands, head maps, the depth figure."""
+"""`headrank report --heads`: the before/after table with shared heads, the paper's beside it, depth bands, head
+maps, the depth figure.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ SHARED_MARK = "✓"
 
 
 def head_blocks(sets: Mapping[str, HeadSet], figures: Path, paper_model: str | None = None) -> list[Block]:
-    """Everything to say about one or more head sets: changes from the first to each later one, the paper's heads, depth figure, maps.
+    """Everything to say about one or more head sets: changes from the first to each later one, the paper's heads, depth
+    figure, maps.
 
-    ``paper_model`` names the model whose heads the paper lists (Table 4); by default it is read from the name of the sets' model.
+    ``paper_model`` names the model whose heads the paper lists (Table 4); by default it is read from the name of the
+    sets' model.
     """
     from headrank.reports.figures import draw_head_depth, draw_head_map
 
@@ -37,15 +41,25 @@ def head_blocks(sets: Mapping[str, HeadSet], figures: Path, paper_model: str | N
         blocks += paper_grids(sets, known)
     depths = {label: sets[label] for label in [labels[0], *same_shape]}
     png, _ = draw_head_depth(depths, figures / "head_depth")
-    summary = "; ".join(f"{label}: layers {head_depth(heads).band[0]} to {head_depth(heads).band[1]}" for label, heads in depths.items())
+    summary = "; ".join(
+        f"{label}: layers {head_depth(heads).band[0]} to {head_depth(heads).band[1]}" for label, heads in depths.items()
+    )
     blocks.append(
-        Picture(png, f"Depth of the core heads. {summary}.", "Each dot is a core head at its layer; grey layers are never computed.")
+        Picture(
+            png,
+            f"Depth of the core heads. {summary}.",
+            "Each dot is a core head at its layer; grey layers are never computed.",
+        )
     )
     for place, (label, heads) in enumerate(sets.items(), start=1):  # numbered: labels may differ in punctuation alone
         png, _ = draw_head_map(heads, figures / f"head_map_{place}_{_slug(label)}")
         names = ", ".join(head_name(head) for head in heads.heads[:16])
         blocks.append(
-            Picture(png, f"Head map, {label}: chosen heads {names}.", f"Head map, {label}: chosen heads framed, numbered by rank.")
+            Picture(
+                png,
+                f"Head map, {label}: chosen heads {names}.",
+                f"Head map, {label}: chosen heads framed, numbered by rank.",
+            )
         )
     return blocks
 
@@ -68,7 +82,8 @@ def paper_grids(sets: Mapping[str, HeadSet], model: str) -> list[Block]:
     columns = {**{label: list(heads.heads) for label, heads in sets.items()}, **paper}
     length = max(map(len, columns.values()))
     ranks = tuple(
-        (str(place + 1), *(head_name(heads[place]) if place < len(heads) else "" for heads in columns.values())) for place in range(length)
+        (str(place + 1), *(head_name(heads[place]) if place < len(heads) else "" for heads in columns.values()))
+        for place in range(length)
     )
     shared = []
     for label, heads in sets.items():
@@ -96,7 +111,13 @@ def _single_grid(heads: HeadSet) -> Grid:
     rows = []
     for rank, head in enumerate(heads.heads, start=1):
         row = chosen.get(head, {})
-        rows.append((str(rank), head_name(head), *(f"{row[name]:.4g}" if isinstance(row.get(name), float) else "" for name in columns)))
+        rows.append(
+            (
+                str(rank),
+                head_name(head),
+                *(f"{row[name]:.4g}" if isinstance(row.get(name), float) else "" for name in columns),
+            )
+        )
     return Grid(f"Core heads of {Path(heads.model).name} ({heads.method})", ("Rank", "Head", *columns), tuple(rows))
 
 

@@ -1,4 +1,6 @@
-"""A report page as a list of sections, written as one Markdown file and one self-contained HTML file (pictures inside)."""
+"""A report page as a list of sections, written as one Markdown file and one self-contained HTML file (pictures
+inside).
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ class Page:
             self.sections.append((title, list(blocks)))
 
     def write(self, folder: str | os.PathLike[str], name: str = "report") -> list[Path]:
-        """Write NAME.md and NAME.html into ``folder``; pictures are linked from the Markdown and embedded in the HTML."""
+        """Write NAME.md and NAME.html into ``folder``; pictures are linked from the Markdown and embedded in the
+        HTML.
+        """
         root = Path(folder)
         outputs = {root / f"{name}.md": self.to_markdown(root), root / f"{name}.html": self.to_html()}
         for path, text in outputs.items():
@@ -76,15 +80,20 @@ class Page:
     def to_html(self) -> str:
         """One file, no network, readable in light and dark and on a phone."""
         style = resources.files("headrank.reports").joinpath("assets/page.css").read_text(encoding="utf-8")
-        links = "".join(f'<li><a href="#s{number}">{html.escape(title)}</a></li>' for number, (title, _) in enumerate(self.sections))
+        links = "".join(
+            f'<li><a href="#s{number}">{html.escape(title)}</a></li>' for number, (title, _) in enumerate(self.sections)
+        )
         body = "".join(
-            f'<section aria-labelledby="s{number}"><h2 id="s{number}">{html.escape(title)}</h2>{"".join(map(_html, blocks))}</section>'
+            f'<section aria-labelledby="s{number}"><h2 '
+            f'id="s{number}">{html.escape(title)}</h2>{"".join(map(_html, blocks))}</section>'
             for number, (title, blocks) in enumerate(self.sections)
         )
         return (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-            '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
-            "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">"
+            '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" '
+            'content="light dark">'
+            "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
+            'img-src data:">'
             f"<title>{html.escape(self.title)}</title><style>{style}</style></head>"
             f'<body><a class="skip" href="#main">Skip to the report</a><header><h1>{html.escape(self.title)}</h1>'
             f'<nav aria-label="Sections"><ul>{links}</ul></nav></header><main id="main">{body}</main></body></html>\n'

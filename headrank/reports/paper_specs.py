@@ -9,7 +9,14 @@ from headrank.evaluation.published import SUCCESS_RATE, TABLE_1, TABLE_2, TABLE_
 from headrank.reports.paper_tables import Published, TableSpec
 from headrank.reports.tables import Column
 
-SHORT_TITLES = {"trec-covid": "COVID", "arguana": "ArguAna", "trec-news": "News", "fiqa": "FiQA", "scidocs": "SciDocs", "nfcorpus": "NFC"}
+SHORT_TITLES = {
+    "trec-covid": "COVID",
+    "arguana": "ArguAna",
+    "trec-news": "News",
+    "fiqa": "FiQA",
+    "scidocs": "SciDocs",
+    "nfcorpus": "NFC",
+}
 SHORT_TITLES |= {"dbpedia": "DBPedia", "hotpotqa": "HotpotQA", "2wiki": "2Wiki", "musique": "MuSiQue"}
 
 
@@ -35,7 +42,12 @@ def paper_specs(benchmarks: Mapping[str, KnownBenchmark]) -> list[TableSpec]:
 
 
 def _spec(
-    table: str, name: str, benchmarks: Mapping[str, KnownBenchmark], *, by_group: bool = False, is_ablation: bool = False
+    table: str,
+    name: str,
+    benchmarks: Mapping[str, KnownBenchmark],
+    *,
+    by_group: bool = False,
+    is_ablation: bool = False,
 ) -> TableSpec:
     """One table: columns in its order, values, averages and success rates as it prints them."""
     numbers = [number for number in published_numbers() if number.table == table]
@@ -43,7 +55,13 @@ def _spec(
     for benchmark, measure in dict.fromkeys((number.benchmark, number.measure) for number in numbers):
         if benchmark in benchmarks:
             short = SHORT_TITLES.get(benchmark, benchmark.upper())
-            group = benchmarks[benchmark].group.title().replace("-Of-", "-of-") if by_group else "" if is_ablation else short
+            group = (
+                benchmarks[benchmark].group.title().replace("-Of-", "-of-")
+                if by_group
+                else ""
+                if is_ablation
+                else short
+            )
             columns.append(Column(benchmark, measure, short if by_group or is_ablation else measure, group))
     return TableSpec(
         name=name,
@@ -54,7 +72,9 @@ def _spec(
             for number in numbers
             if number.benchmark != SUCCESS_RATE
         ),
-        published_success={(number.model, number.method): number.value for number in numbers if number.benchmark == SUCCESS_RATE},
+        published_success={
+            (number.model, number.method): number.value for number in numbers if number.benchmark == SUCCESS_RATE
+        },
         methods=tuple(dict.fromkeys(number.method for number in numbers)) if is_ablation else None,
         has_average=not is_ablation,
         has_success_rate=not is_ablation,

@@ -1,4 +1,5 @@
-"""From cells on disk to the paper's tables: Table 1 (NDCG@10), Table 2 (multi-hop recall), ablations, and our own overview.
+"""From cells on disk to the paper's tables: Table 1 (NDCG@10), Table 2 (multi-hop recall), ablations, and our own
+overview.
 
 The paper's numbers arrive as data from the caller (``TableSpec.published``), so this module knows none of them.
 """
@@ -30,7 +31,9 @@ class Published:
 
 @dataclass(frozen=True)
 class TableSpec:
-    """The frame of one of the paper's tables: its columns, its published numbers and success rates (model, method) -> percent."""
+    """The frame of one of the paper's tables: its columns, its published numbers and success rates (model, method)
+    -> percent.
+    """
 
     name: str
     title: str
@@ -45,8 +48,8 @@ class TableSpec:
 
 
 def build_table(spec: TableSpec, cells: Sequence[Cell], *, with_published: bool = True) -> Table:
-    """One paper table from cells that may be compared; the paper's rows follow ours of the same model and method, and name their
-    depth where it is not that of our cells.
+    """One paper table from cells that may be compared; the paper's rows follow ours of the same model and method, and
+    name their depth where it is not that of our cells.
 
     Cells that differ only in their seed become one row with mean and deviation.
     """
@@ -66,13 +69,19 @@ def build_table(spec: TableSpec, cells: Sequence[Cell], *, with_published: bool 
     )
 
 
-def overview_table(cells: Sequence[Cell], title: str, name: str = "overview", measures: Sequence[str] | None = None) -> Table:
-    """Everything we ran under one condition: a column for the leading measure of each benchmark (or for all ``measures``)."""
+def overview_table(
+    cells: Sequence[Cell], title: str, name: str = "overview", measures: Sequence[str] | None = None
+) -> Table:
+    """Everything we ran under one condition: a column for the leading measure of each benchmark (or for all
+    ``measures``).
+    """
     columns: dict[tuple[str, str], Column] = {}
     for cell in cells:
         for measure in measures or list(cell.metrics["measures"])[:1]:
             if cell.value(measure) is not None:
-                columns.setdefault((cell.benchmark, measure), Column(cell.benchmark, measure, short_measure(measure), cell.benchmark))
+                columns.setdefault(
+                    (cell.benchmark, measure), Column(cell.benchmark, measure, short_measure(measure), cell.benchmark)
+                )
     rows = _our_rows(cells, list(columns.values()), None)
     ordered = sorted(rows, key=lambda row: _row_key(row, rows))
     has_success = any(row.success_rate is not None for row in rows)
@@ -109,7 +118,9 @@ def _our_rows(cells: Iterable[Cell], columns: Sequence[Column], methods: tuple[s
 
 
 def _over_seeds(cells: Sequence[Cell], measure: str) -> Value:
-    """Mean and deviation of one row's cells on one benchmark; cells that are not different seeds are refused, not averaged."""
+    """Mean and deviation of one row's cells on one benchmark; cells that are not different seeds are refused, not
+    averaged.
+    """
     for one, other in combinations(cells, 2):
         seeds = one.metrics.get("seed"), other.metrics.get("seed")
         # two runs of one seed averaged would look like a smaller deviation
@@ -123,7 +134,9 @@ def _over_seeds(cells: Sequence[Cell], measure: str) -> Value:
 
 
 def _paper_rows(spec: TableSpec, our_depths: set[int]) -> list[Row]:
-    """The published rows; they name their depth where it is not ours (a table without any of our depths is of one known depth)."""
+    """The published rows; they name their depth where it is not ours (a table without any of our depths is of one
+    known depth).
+    """
     # published numbers at another depth beside ours would be read as a comparison
     at = "" if not spec.depths or set(spec.depths) == our_depths else "top " + " and ".join(map(str, spec.depths))
     values: dict[tuple[str, str], dict[tuple[str, str], Value]] = {}
@@ -151,7 +164,9 @@ def _depth_note(depths: Mapping[str, int]) -> tuple[str, ...]:
     by_depth: dict[int, list[str]] = {}
     for benchmark, depth in depths.items():
         by_depth.setdefault(depth, []).append(benchmark)
-    told = "; ".join(f"{depth} for {', '.join(sorted(names))}" for depth, names in sorted(by_depth.items(), reverse=True))
+    told = "; ".join(
+        f"{depth} for {', '.join(sorted(names))}" for depth, names in sorted(by_depth.items(), reverse=True)
+    )
     return (f"Candidates per query: {told}.",) if len(by_depth) > 1 else ()
 
 
@@ -160,7 +175,9 @@ def _is_first_stage(method: str) -> bool:
 
 
 def _row_key(row: Row, ours: Sequence[Row]) -> tuple:
-    """First stage, then our models, then models only the paper has; methods in the paper's order; ours before the paper's."""
+    """First stage, then our models, then models only the paper has; methods in the paper's order; ours before the
+    paper's.
+    """
     is_our_model = any(row.model == other.model for other in ours)
     model = "" if _is_first_stage(row.method) else row.model
     return not _is_first_stage(row.method), not is_our_model, _size_key(model), method_order(row.method), row.source
@@ -171,7 +188,9 @@ def _size_key(model: str) -> tuple[float, str]:
 
 
 def parameters_in_name(model: str) -> float | None:
-    """The number of parameters that a model's name tells: 'Qwen3-0.6B' -> 6e8, 'SmolLM2-135M' -> 1.35e8; None if it tells none."""
+    """The number of parameters that a model's name tells: 'Qwen3-0.6B' -> 6e8, 'SmolLM2-135M' -> 1.35e8; None if it
+    tells none.
+    """
     import re
 
     found = re.findall(r"(?<![\w.])(\d+(?:\.\d+)?)\s*([BM])(?![A-Za-z])", model.replace("-", " ").replace("_", " "))

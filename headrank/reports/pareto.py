@@ -19,14 +19,16 @@ class CostPoint:
 def pareto_frontier(points: Sequence[CostPoint]) -> list[CostPoint]:
     """The points that no other point dominates, fastest first.
 
-    A point is dominated when another is at least as fast and at least as good, and better in one of the two. Points equal
-    in both are all kept.
+    A point is dominated when another is at least as fast and at least as good, and better in one of the two. Points
+    equal in both are all kept.
     """
     kept = [
         point
         for point in points
         if not any(
-            other.seconds <= point.seconds and other.value >= point.value and (other.seconds < point.seconds or other.value > point.value)
+            other.seconds <= point.seconds
+            and other.value >= point.value
+            and (other.seconds < point.seconds or other.value > point.value)
             for other in points
         )
     ]

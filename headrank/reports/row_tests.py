@@ -20,9 +20,13 @@ RowKey = tuple[str, str]  # model ('' for the first stage, which has none) and m
 
 
 def pool_seeds(cells: Sequence[Cell], measure: str) -> dict[RowKey, dict[str, float]]:
-    """Each row's value on a query, the mean over its seeds, on the queries that all of them have; first stage first, then table order."""
+    """Each row's value on a query, the mean over its seeds, on the queries that all of them have; first stage first,
+    then table order.
+    """
     found: dict[RowKey, list[dict[str, float]]] = {}
-    for cell in sorted(cells, key=lambda cell: (method_kind(cell.method) != "first-stage", cell.model, method_order(cell.method))):
+    for cell in sorted(
+        cells, key=lambda cell: (method_kind(cell.method) != "first-stage", cell.model, method_order(cell.method))
+    ):
         values = cell.per_query(measure)
         if values:
             found.setdefault(row_key(cell), []).append(values)
@@ -31,16 +35,21 @@ def pool_seeds(cells: Sequence[Cell], measure: str) -> dict[RowKey, dict[str, fl
 
 
 def opponents(rows: Mapping[RowKey, Mapping[str, float]]) -> list[RowKey]:
-    """Whom every row is tested against: the first stage, the best attention method of others, HeadRank's own heads untrained."""
+    """Whom every row is tested against: the first stage, the best attention method of others, HeadRank's own heads
+    untrained.
+    """
     # one of them: a test against each would make Holm's correction stricter for all rows
     first = [row for row in rows if method_kind(row[1]) == "first-stage"][:1]
     others = [row for row in rows if method_kind(row[1]) == "attention" and not row[1].startswith("headrank")]
-    best = [max(others, key=lambda row: (len(rows[row]), mean(rows[row].values())))] if others else []  # few easy queries are no best row
+    # few easy queries are no best row
+    best = [max(others, key=lambda row: (len(rows[row]), mean(rows[row].values())))] if others else []
     return [*first, *best, *(row for row in rows if row[1] == "headrank+untrained")]
 
 
 def paired_test_grids(cells: Sequence[Cell], settings: Settings | None = None) -> list[Grid]:
-    """A table of tests for each benchmark of one condition, on its leading measure; none where there is nobody to meet."""
+    """A table of tests for each benchmark of one condition, on its leading measure; none where there is nobody to
+    meet.
+    """
     grids = []
     for benchmark in dict.fromkeys(cell.benchmark for cell in cells):
         chosen = [cell for cell in cells if cell.benchmark == benchmark]
@@ -53,11 +62,13 @@ def paired_test_grids(cells: Sequence[Cell], settings: Settings | None = None) -
     return grids
 
 
-def pooled_test_grid(cells: Sequence[Cell], against: str | None = None, settings: Settings | None = None) -> Grid | None:
+def pooled_test_grid(
+    cells: Sequence[Cell], against: str | None = None, settings: Settings | None = None
+) -> Grid | None:
     """One table of tests over the queries of all benchmarks together, as folds of a cross-validation want it.
 
-    ``against`` is a method ('headrank+full') that every row is tested against besides the first stage; by default those of each benchmark.
-    None where the benchmarks have no leading measure in common.
+    ``against`` is a method ('headrank+full') that every row is tested against besides the first stage; by default those
+    of each benchmark. None where the benchmarks have no leading measure in common.
     """
     measures = {next(iter(cell.metrics["measures"])) for cell in cells}
     benchmarks = list(dict.fromkeys(cell.benchmark for cell in cells))
@@ -72,7 +83,9 @@ def pooled_test_grid(cells: Sequence[Cell], against: str | None = None, settings
     if against is not None:
         named = [row for row in rows if row[1] == against]
         if not named:
-            raise InputError(f"no row {against!r} among the results: {', '.join(sorted({method for _, method in rows}))}")
+            raise InputError(
+                f"no row {against!r} among the results: {', '.join(sorted({method for _, method in rows}))}"
+            )
         chosen = [*(row for row in rows if method_kind(row[1]) == "first-stage"), *named]
     if len(rows) < 2 or not chosen:
         return None
@@ -94,8 +107,10 @@ def _grid(
         sharing = {_name(row): evaluations[row] for row in rows if rows[row].keys() & rows[opponent].keys()}
         columns.append(compare(sharing, settings, _name(opponent)))
     caption = (
-        f"{benchmark}, {measure}: means over queries (several seeds: each query's mean). Differences are over the queries both rows have, "
-        f"with {settings.level:.0%} bootstrap interval, p of a paired {settings.test} test and, in brackets, the Holm-corrected p of the "
+        f"{benchmark}, {measure}: means over queries (several seeds: each query's mean). Differences are over the "
+        "queries both rows have, "
+        f"with {settings.level:.0%} bootstrap interval, p of a paired {settings.test} test and, in brackets, the "
+        "Holm-corrected p of the "
         "column. The best other attention method was chosen on these same queries."
     )
     if absent:
@@ -122,6 +137,9 @@ def format_comparison(comparison: Comparison, row: RowKey) -> str:
     found = next((pairing for pairing in comparison.pairings if pairing.challenger == _name(row)), None)
     if found is None:
         return ""
-    difference, low, high = (round(scale_of(found.measure) * value, 1) + 0.0 for value in (found.difference, *found.interval))  # no -0.0
+    # no -0.0
+    difference, low, high = (
+        round(scale_of(found.measure) * value, 1) + 0.0 for value in (found.difference, *found.interval)
+    )
     corrected = p_text(found.p_holm).removeprefix("p ").removeprefix("= ")
     return f"{difference:+.1f} [{low:.1f}, {high:.1f}], {p_text(found.p_value)} ({corrected})"

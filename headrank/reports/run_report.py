@@ -24,11 +24,20 @@ from headrank.reports.contests import (
 from headrank.reports.grids import Grid
 from headrank.reports.head_report import head_blocks
 from headrank.reports.page import Block, Bullets, Page, Paragraph, Picture
-from headrank.reports.run_sections import RunReport, cost_blocks, provenance_blocks, seconds_of, training_blocks, where_blocks
+from headrank.reports.run_sections import (
+    RunReport,
+    cost_blocks,
+    provenance_blocks,
+    seconds_of,
+    training_blocks,
+    where_blocks,
+)
 
 
 def write_run_report(folder: Path, report: RunReport, title: str | None = None) -> list[Path]:
-    """Write report.md, report.html, report.json and figures/ for the cells below ``folder``; returns the written pages."""
+    """Write report.md, report.html, report.json and figures/ for the cells below ``folder``; returns the written
+    pages.
+    """
     page = Page(title or f"HeadRank report: {folder.resolve().name}")
     contests = _contests(report)
     page.add("Did it get better?", _outcome_blocks(report, contests))
@@ -50,12 +59,17 @@ def _contests(report: RunReport) -> list[Contest]:
     """One contest for each benchmark and condition that has at least two comparable rows."""
     known = dict.fromkeys(measure for cell in report.cells for measure in cell.metrics["measures"])
     if report.measure is not None and report.measure not in known:
-        raise InputError(f"`measure` {report.measure}: no result has it, they have {', '.join(known)}; evaluate with `measures` first")
+        raise InputError(
+            f"`measure` {report.measure}: no result has it, they have {', '.join(known)}; evaluate with `measures` "
+            "first"
+        )
     contests = []
     for group in group_cells(report.cells):
         for benchmark in dict.fromkeys(cell.benchmark for cell in group.cells):
             chosen = [cell for cell in group.cells if cell.benchmark == benchmark]
-            contest = compare_methods(chosen, report.measure or leading_measure(chosen), report.challenger, report.settings)
+            contest = compare_methods(
+                chosen, report.measure or leading_measure(chosen), report.challenger, report.settings
+            )
             if contest is not None:
                 contests.append(contest)
     _require_challenger(report.challenger, contests)
@@ -76,7 +90,9 @@ def _outcome_blocks(report: RunReport, contests: Sequence[Contest]) -> list[Bloc
 
     blocks: list[Block] = []
     if not contests:
-        return [Paragraph("Fewer than two comparable results with per-query values were found, so nothing can be compared.")]
+        return [
+            Paragraph("Fewer than two comparable results with per-query values were found, so nothing can be compared.")
+        ]
     for place, contest in enumerate(contests):
         told = [sentence(contest, opponent) for opponent in headline_opponents(contest)]
         blocks.append(Paragraph(told[0], is_lead=place == 0))
@@ -93,11 +109,15 @@ def _outcome_blocks(report: RunReport, contests: Sequence[Contest]) -> list[Bloc
             for label, cell in contest.cells.items()
         ]
         queries = len(contest.comparison.evaluations[contest.challenger].values[contest.measure])
-        png, _ = draw_measures(rows, contest.measure, report.figures / f"measures_{place}", f"{condition_name(contest)}, {queries} queries")
+        png, _ = draw_measures(
+            rows, contest.measure, report.figures / f"measures_{place}", f"{condition_name(contest)}, {queries} queries"
+        )
         told_means = ", ".join(f"{label} {100 * mean:.1f}" for _, label, mean, _ in rows)
         blocks.append(
             Picture(
-                png, f"{contest.measure}: {told_means}.", f"{contest.measure} on {condition_name(contest)} with 95% bootstrap intervals."
+                png,
+                f"{contest.measure}: {told_means}.",
+                f"{contest.measure} on {condition_name(contest)} with 95% bootstrap intervals.",
             )
         )
         report.facts.setdefault("contests", []).append(_contest_facts(contest))
@@ -107,11 +127,18 @@ def _outcome_blocks(report: RunReport, contests: Sequence[Contest]) -> list[Bloc
 def _contest_grid(contest: Contest) -> Grid:
     rows = []
     for label, cell in contest.cells.items():
-        evaluation, (low, high) = contest.comparison.evaluations[label], contest.comparison.intervals[label][contest.measure]
+        evaluation, (low, high) = (
+            contest.comparison.evaluations[label],
+            contest.comparison.intervals[label][contest.measure],
+        )
         against = ("", "", "")
         if label != contest.challenger:
             pairing = contest.against(label)
-            against = (f"{100 * pairing.difference:+.2f}", p_text(pairing.p_holm).removeprefix("p ").removeprefix("= "), verdict(pairing))
+            against = (
+                f"{100 * pairing.difference:+.2f}",
+                p_text(pairing.p_holm).removeprefix("p ").removeprefix("= "),
+                verdict(pairing),
+            )
         layers, total = cell.metrics.get("layers_used"), cell.metrics.get("num_layers")
         seconds = seconds_of(cell)
         rows.append(
@@ -124,7 +151,15 @@ def _contest_grid(contest: Contest) -> Grid:
             )
         )
     name = contest.challenger
-    headers = ("Method", f"{contest.measure} × 100", f"{name} minus this", "p (Holm)", f"{name} is", "Seconds per query", "Layers used")
+    headers = (
+        "Method",
+        f"{contest.measure} × 100",
+        f"{name} minus this",
+        "p (Holm)",
+        f"{name} is",
+        "Seconds per query",
+        "Layers used",
+    )
     return Grid(f"{condition_name(contest)}: {contest.measure}, and {name} against each row", headers, tuple(rows))
 
 
@@ -136,7 +171,9 @@ def _contest_facts(contest: Contest) -> dict[str, Any]:
         "condition": list(contest.cells[contest.challenger].condition),
         "measure": contest.measure,
         "challenger": contest.challenger,
-        "means": {label: evaluation.mean(contest.measure) for label, evaluation in contest.comparison.evaluations.items()},
+        "means": {
+            label: evaluation.mean(contest.measure) for label, evaluation in contest.comparison.evaluations.items()
+        },
         "moved_most": {"query_id": query_id, "against": opponent, "change": changes(contest, opponent)[query_id]},
         "comparisons": [vars(pairing) for pairing in contest.comparison.pairings],
     }

@@ -49,7 +49,11 @@ def where_blocks(report: RunReport, contests: Sequence[Contest]) -> list[Block]:
         title = f"{contest.challenger} against {opponent}, {condition_name(contest)}"
         png, _ = draw_query_changes(moved, contest.measure, report.figures / f"changes_{place}", title)
         up, down = sum(value > 0 for value in moved.values()), sum(value < 0 for value in moved.values())
-        blocks.append(Picture(png, f"{up} queries gained and {down} lost.", f"Change of {contest.measure} of every query: {title}."))
+        blocks.append(
+            Picture(
+                png, f"{up} queries gained and {down} lost.", f"Change of {contest.measure} of every query: {title}."
+            )
+        )
         blocks.append(_extremes_grid(report, moved, contest.measure, title))
         analyses = CellAnalyses.by_label(condition_name(contest), contest.cells)
         models = {cell.model for cell in contest.cells.values()}
@@ -62,7 +66,9 @@ def _extremes_grid(report: RunReport, moved: Mapping[str, float], measure: str, 
     ordered = sorted(moved.items(), key=lambda item: (-item[1], item[0]))
     shown = [item for item in ordered[:count] if item[1] > 0] + [item for item in ordered[-count:] if item[1] < 0]
     has_text = bool(report.queries)
-    rows = tuple((query_id, f"{100 * value:+.1f}", report.queries.get(query_id, ""))[: 2 + has_text] for query_id, value in shown)
+    rows = tuple(
+        (query_id, f"{100 * value:+.1f}", report.queries.get(query_id, ""))[: 2 + has_text] for query_id, value in shown
+    )
     return Grid(f"Queries that moved most: {title}", ("Query", f"{measure} change", "Text")[: 2 + has_text], rows)
 
 
@@ -82,11 +88,20 @@ def cost_blocks(report: RunReport, contests: Sequence[Contest]) -> list[Block]:
                     f"{seconds:.3f}" if seconds else "",
                     f"{tokens:.0f}" if tokens else "",
                     f"{memory / 2**30:.2f}" if memory else "",
-                    f"{facts['layers_used']} of {facts['num_layers']}" if facts.get("layers_used") and facts.get("num_layers") else "",
+                    f"{facts['layers_used']} of {facts['num_layers']}"
+                    if facts.get("layers_used") and facts.get("num_layers")
+                    else "",
                     f"{100 * success:.1f}" if success is not None else "",
                 )
             )
-        headers = ("Method", "Seconds per query", "Tokens per query", "Peak memory (GiB)", "Layers", "Format success (%)")
+        headers = (
+            "Method",
+            "Seconds per query",
+            "Tokens per query",
+            "Peak memory (GiB)",
+            "Layers",
+            "Format success (%)",
+        )
         blocks.append(Grid(f"Costs on {condition_name(contest)}", headers, tuple(rows)))
         analyses = CellAnalyses.by_label(condition_name(contest), contest.cells)
         blocks += pareto_blocks(analyses, contest.measure, report.figures / f"costs_{place}", condition_name(contest))
@@ -110,7 +125,9 @@ def training_blocks(folder: Path, report: RunReport) -> list[Block]:
             png, _ = draw_learning_curves(events, report.figures / f"training_{place}")
             steps = max(step for points in events["train"].values() for step, _ in points)
             name = path.parent.relative_to(folder).as_posix()
-            blocks.append(Picture(png, f"Learning curves over {steps} iterations.", f"Training of {name}: {steps} iterations."))
+            blocks.append(
+                Picture(png, f"Learning curves over {steps} iterations.", f"Training of {name}: {steps} iterations.")
+            )
     return blocks
 
 
@@ -134,7 +151,8 @@ def provenance_blocks(report: RunReport) -> list[Block]:
     settings = report.settings
     blocks.append(
         Paragraph(
-            f"Intervals are {100 * settings.level:g}% percentile bootstrap over queries ({settings.resamples} resamples, seed "
+            f"Intervals are {100 * settings.level:g}% percentile bootstrap over queries ({settings.resamples} "
+            "resamples, seed "
             f"{settings.seed}); "
             f"tests are paired {settings.test}, two-sided, Holm-corrected over the rows of a benchmark. "
             "Middle zone: retrieval ranks in the 25th-75th percentile; unjudged documents count as irrelevant."

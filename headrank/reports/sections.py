@@ -1,4 +1,6 @@
-"""The one section builder: blocks of figures and tables about a set of cells, for the page of a run and for that of a matrix."""
+"""The one section builder: blocks of figures and tables about a set of cells, for the page of a run and for that of
+a matrix.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ from headrank.reports.paper_tables import parameters_in_name
 
 
 def list_blocks(analyses: CellAnalyses, stem: Path, condition: str, published: Collection[str] = ()) -> list[Block]:
-    """What happened inside the lists: middle-zone deviation, promotion, score by position; each only where cells kept their scores.
+    """What happened inside the lists: middle-zone deviation, promotion, score by position; each only where cells kept
+    their scores.
 
-    Figures are written beside ``stem``. ``published`` names the models whose promotion figures of the paper stand beside ours.
+    Figures are written beside ``stem``. ``published`` names the models whose promotion figures of the paper stand
+    beside ours.
     """
     return [
         *_deviation_blocks(analyses, stem, condition),
@@ -73,7 +77,9 @@ def _deviation_blocks(analyses: CellAnalyses, stem: Path, condition: str) -> lis
 
 
 def _deviation_grid(analyses: CellAnalyses, deviations: Panels, condition: str) -> Grid:
-    """Rows under their panels, a column per benchmark; the average is over the benchmarks of the table, each counting once."""
+    """Rows under their panels, a column per benchmark; the average is over the benchmarks of the table, each
+    counting once.
+    """
     benchmarks = list(dict.fromkeys(name for panel in deviations.values() for row in panel.values() for name in row))
     has_average = len(benchmarks) > 1
     rows = []
@@ -96,23 +102,39 @@ def _promotion_blocks(analyses: CellAnalyses, stem: Path, condition: str, publis
     is_by_label = any(analyses.names[row] == row for row in analyses.methods)
     png, _ = draw_promotion(promotions, beside(stem, "promotion"), methods=analyses.methods if is_by_label else None)
     told = "; ".join(
-        f"{panel} {analyses.names[row]} gap {100 * rates[2]:+.1f}" for panel, rows in promotions.items() for row, rates in rows.items()
+        f"{panel} {analyses.names[row]} gap {100 * rates[2]:+.1f}"
+        for panel, rows in promotions.items()
+        for row, rates in rows.items()
     )
-    caption = "Middle-zone documents that reached the top quartile, every benchmark counting once; the number is the selectivity gap."
-    return [_promotion_grid(analyses, promotions, condition, published), Picture(png, f"Promotion rates: {told}.", caption)]
+    caption = (
+        "Middle-zone documents that reached the top quartile, every benchmark counting once; the number is the "
+        "selectivity gap."
+    )
+    return [
+        _promotion_grid(analyses, promotions, condition, published),
+        Picture(png, f"Promotion rates: {told}.", caption),
+    ]
 
 
-def _promotion_grid(analyses: CellAnalyses, promotions: dict[str, dict[str, Rates]], condition: str, published: Collection[str]) -> Grid:
+def _promotion_grid(
+    analyses: CellAnalyses, promotions: dict[str, dict[str, Rates]], condition: str, published: Collection[str]
+) -> Grid:
     """Ours, then the figures that the paper gives in its text."""
     rows = []
     for panel, found in promotions.items():
         for row, rates in found.items():
-            rows.append(GridRow((analyses.names[row], *(f"{100 * rate:.1f}" for rate in rates[:2]), f"{100 * rates[2]:+.1f}"), panel))
+            rows.append(
+                GridRow(
+                    (analyses.names[row], *(f"{100 * rate:.1f}" for rate in rates[:2]), f"{100 * rates[2]:+.1f}"), panel
+                )
+            )
     for model, gap in SELECTIVITY_GAP.items():
         if model in published:
             known = PROMOTED_AT_4B if model == "Qwen3-4B" else {}
             rates_shown = (f"{known[kind]:.1f}" if kind in known else "" for kind in ("relevant", "irrelevant"))
-            rows.append(GridRow(("HeadRank (paper, eight datasets)", *rates_shown, f"{gap:+.1f}"), model, is_quoted=True))
+            rows.append(
+                GridRow(("HeadRank (paper, eight datasets)", *rates_shown, f"{gap:+.1f}"), model, is_quoted=True)
+            )
     headers = ("Method", "Relevant (%)", "Irrelevant (%)", "Gap (points)")
     return Grid(f"Promotion from the middle zone, {condition}", headers, tuple(rows), group_header="Model")
 

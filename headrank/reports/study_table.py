@@ -1,4 +1,6 @@
-"""The table that a study ends with: a row per method on each benchmark, with its interval, its time and the layers that it read."""
+"""The table that a study ends with: a row per method on each benchmark, with its interval, its time and the layers
+that it read.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def study_grid(caption: str, rows: Sequence[TableRow], measure: str) -> Grid:
     """The rows of one benchmark, depth and order; the best mean is marked."""
     means = [fmean(_per_query(row, measure).values()) for row in rows]
     headers = ("", measure, "95% interval", "seconds per query", "layers used")
-    lines = [GridRow(_entries(row, rows, measure, is_best=mean == max(means))) for row, mean in zip(rows, means, strict=True)]
+    lines = [
+        GridRow(_entries(row, rows, measure, is_best=mean == max(means))) for row, mean in zip(rows, means, strict=True)
+    ]
     return Grid(caption, headers, tuple(lines))
 
 
@@ -55,7 +59,11 @@ def _seconds(facts: Any, rows: Sequence[TableRow]) -> str:
         return f"{facts['seconds_per_query']:.2f}"
     for other in rows:
         cell = other.cells[0]
-        if cell.model == facts["model"] and cell.metrics.get("reads_the_whole_forward") and cell.metrics["seconds_per_query"]:
+        if (
+            cell.model == facts["model"]
+            and cell.metrics.get("reads_the_whole_forward")
+            and cell.metrics["seconds_per_query"]
+        ):
             return f"with {METHODS[cell.method.partition('+')[0]].title}"
     return "shared"
 

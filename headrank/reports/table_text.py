@@ -51,7 +51,10 @@ def to_markdown(grid: Grid) -> str:
         for place, row in enumerate(rows):
             name, *entries = row.texts
             first = [group if place == 0 else ""] if grid.group_header else []
-            shown = [f"*{_markdown_escape(name.text)}*" if row.is_quoted else _marked_markdown(name), *map(_marked_markdown, entries)]
+            shown = [
+                f"*{_markdown_escape(name.text)}*" if row.is_quoted else _marked_markdown(name),
+                *map(_marked_markdown, entries),
+            ]
             lines.append("| " + " | ".join([*map(_markdown_escape, first), *shown]) + " |")
     caption = f"**{grid.caption}**\n\n" if grid.caption else ""
     return caption + "\n".join(lines) + "\n" + "".join(f"\n{note}\n" for note in grid.notes)
@@ -62,7 +65,10 @@ def to_text(grid: Grid, numbers: Collection[int] = ()) -> str:
     rows = [list(grid.headers), *([entry.text for entry in row.texts] for row in grid.lines)]
     widths = [max(len(row[place]) for row in rows) for place in range(len(grid.headers))]
     sides = [str.rjust if place in numbers else str.ljust for place in range(len(widths))]
-    lines = ["  ".join(side(text, width) for side, text, width in zip(sides, row, widths, strict=True)).rstrip() for row in rows]
+    lines = [
+        "  ".join(side(text, width) for side, text, width in zip(sides, row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -91,7 +97,9 @@ def to_csv(grid: Grid) -> str:
 
 
 def to_latex(grid: Grid) -> str:
-    """A booktabs table* with multirow groups; \\textbf and \\underline mark best and second, quoted names are italic."""
+    """A booktabs table* with multirow groups; \\textbf and \\underline mark best and second, quoted names are
+    italic.
+    """
     heads = [*([grid.group_header] if grid.group_header else []), *(grid.short_headers or grid.headers)]
     num_names = len(heads) - len(grid.headers) + 1
     lines = [
@@ -126,7 +134,9 @@ def to_html(grid: Grid) -> str:
             name = f'<th scope="rowgroup" rowspan="{len(rows)}">{html.escape(group)}</th>' if has_name else ""
             parts.append(f"<tr{' class=paper' if row.is_quoted else ''}>{name}{_html_entries(row)}</tr>")
         parts.append("</tbody>")
-    return "".join(parts) + "</table></div>" + "".join(f'<p class="note">{html.escape(note)}</p>' for note in grid.notes)
+    return (
+        "".join(parts) + "</table></div>" + "".join(f'<p class="note">{html.escape(note)}</p>' for note in grid.notes)
+    )
 
 
 def latex_escape(text: str) -> str:
@@ -152,7 +162,13 @@ def _latex_row(grid: Grid, row: GridRow, group: str, num_rows: int) -> str:
     cells = [rf"\textit{{{latex_escape(name.text)}}}" if row.is_quoted else latex_escape(name.text)]
     for entry in entries:
         text = latex_escape(entry.text)
-        cells.append(rf"\textbf{{{text}}}" if entry.mark == "best" else rf"\underline{{{text}}}" if entry.mark == "second" else text)
+        cells.append(
+            rf"\textbf{{{text}}}"
+            if entry.mark == "best"
+            else rf"\underline{{{text}}}"
+            if entry.mark == "second"
+            else text
+        )
     if grid.group_header:
         cells.insert(0, rf"\multirow{{{num_rows}}}{{*}}{{\textit{{{latex_escape(group)}}}}}" if group else "")
     return " & ".join(cells) + r" \\"

@@ -1,7 +1,8 @@
-"""The paper's table as an object: rows of methods under models, columns of benchmarks, our numbers and the paper's apart.
+"""The paper's table as an object: rows of methods under models, columns of benchmarks, our numbers and the paper's
+apart.
 
-A value that was not measured is None and stays an empty cell; nothing is ever filled in. Averages exist only for rows that
-have every column. Values are what people read: percentages. ``grid`` and ``data_grid`` hand it to the renderer.
+A value that was not measured is None and stays an empty cell; nothing is ever filled in. Averages exist only for rows
+that have every column. Values are what people read: percentages. ``grid`` and ``data_grid`` hand it to the renderer.
 """
 
 from __future__ import annotations
@@ -66,7 +67,11 @@ class Row:
     @property
     def label(self) -> str:
         """The method's cell: the paper's numbers always say whose they are, and their depth where it is another."""
-        return self.method if self.source == "ours" else f"{self.method} ({', '.join(filter(None, ('paper', self.depth)))})"
+        return (
+            self.method
+            if self.source == "ours"
+            else f"{self.method} ({', '.join(filter(None, ('paper', self.depth)))})"
+        )
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,12 @@ class Table:
     def __post_init__(self) -> None:
         measures = list(dict.fromkeys(column.measure for column in self.columns))
         averages = tuple(
-            Column("average", measure, "Avg." if len(measures) == 1 else short_measure(measure), "" if len(measures) == 1 else "Avg.")
+            Column(
+                "average",
+                measure,
+                "Avg." if len(measures) == 1 else short_measure(measure),
+                "" if len(measures) == 1 else "Avg.",
+            )
             for measure in measures
         )
         object.__setattr__(self, "average_columns", averages if self.has_average and len(self.columns) > 1 else ())
@@ -124,7 +134,9 @@ class Table:
         for indices in blocks.values():
             for column in self.all_columns:
                 numbers = {
-                    index: round(rows[index].values[column.key].number, DECIMALS) for index in indices if column.key in rows[index].values
+                    index: round(rows[index].values[column.key].number, DECIMALS)
+                    for index in indices
+                    if column.key in rows[index].values
                 }
                 ranked = sorted(set(numbers.values()), reverse=True)
                 if len(numbers) < 2:
@@ -137,7 +149,9 @@ class Table:
         return marked
 
     def grid(self) -> Grid:
-        """For people: models as row groups, best and second marked, the paper's rows quoted; empty where nothing was measured."""
+        """For people: models as row groups, best and second marked, the paper's rows quoted; empty where nothing was
+        measured.
+        """
         marks, rows = self.marks(), []
         for index, row in enumerate(self.completed_rows()):
             entries: list[Text | str] = [row.label]
@@ -160,7 +174,9 @@ class Table:
         )
 
     def data_grid(self) -> Grid:
-        """For programs: plain numbers, ``source`` saying ours or paper; deviations over seeds in columns of their own."""
+        """For programs: plain numbers, ``source`` saying ours or paper; deviations over seeds in columns of their
+        own.
+        """
         has_deviation = any(value.deviation is not None for row in self.rows for value in row.values.values())
         names = [f"{column.benchmark} {column.measure}" for column in self.all_columns]
         headers = ["source", "model", "method", *names, *([f"{name} std" for name in names] if has_deviation else [])]
@@ -170,11 +186,16 @@ class Table:
             line = [f"{row.source} ({row.depth})" if row.depth else row.source, row.model, row.method]
             line += ["" if value is None else f"{value.number:.{DECIMALS}f}" for value in values]
             if has_deviation:
-                line += ["" if value is None or value.deviation is None else f"{value.deviation:.{DECIMALS}f}" for value in values]
+                line += [
+                    "" if value is None or value.deviation is None else f"{value.deviation:.{DECIMALS}f}"
+                    for value in values
+                ]
             if self.has_success_rate:
                 line.append("" if row.success_rate is None else f"{row.success_rate:.1f}")
             rows.append(tuple(line))
-        return Grid(self.title, (*headers, *(["success_rate"] if self.has_success_rate else [])), tuple(rows), name=self.name)
+        return Grid(
+            self.title, (*headers, *(["success_rate"] if self.has_success_rate else [])), tuple(rows), name=self.name
+        )
 
     def _header(self, column: Column) -> str:
         """The column's label, with its group where the label alone would be ambiguous in one line."""

@@ -24,7 +24,9 @@ def read_training_log(path: str | os.PathLike[str]) -> dict[str, Series]:
         except (json.JSONDecodeError, KeyError, TypeError, ValueError):
             if place == len(lines) - 1:
                 break
-            raise InputError(f"{path}:{number}: not a line of a training log; expected an object with 'event' and 'iteration'") from None
+            raise InputError(
+                f"{path}:{number}: not a line of a training log; expected an object with 'event' and 'iteration'"
+            ) from None
         for name, value in row.items():
             if name not in ("event", "iteration") and isinstance(value, (int, float)) and not isinstance(value, bool):
                 events.setdefault(event, {}).setdefault(name, []).append((iteration, float(value)))

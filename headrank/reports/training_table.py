@@ -1,4 +1,6 @@
-"""Training runs compared: what each started from, reached and ended at on its held-out contexts. Tunings are read off this."""
+"""Training runs compared: what each started from, reached and ended at on its held-out contexts. Tunings are read
+off this.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,25 @@ from headrank.reports.grids import Grid
 from headrank.reports.table_text import to_markdown
 from headrank.reports.training_curves import find_training_logs, read_training_log
 
-COLUMNS = ("run", "steps", "NDCG@10 before", "after", "change", "preference accuracy before", "after", "change", "contexts")
+COLUMNS = (
+    "run",
+    "steps",
+    "NDCG@10 before",
+    "after",
+    "change",
+    "preference accuracy before",
+    "after",
+    "change",
+    "contexts",
+)
 _MEASURES = ("ndcg@10", "preference_accuracy")
 
 
 @dataclass(frozen=True)
 class TrainingRow:
-    """One run: held-out measures before its first and after its last step. NaN: measured as such; ``contexts`` None: not logged."""
+    """One run: held-out measures before its first and after its last step. NaN: measured as such; ``contexts`` None:
+    not logged.
+    """
 
     name: str
     folder: Path
@@ -35,7 +49,9 @@ def training_rows(folder: Path) -> list[TrainingRow]:
     """A row for every finished evaluation pair below ``folder``; runs without held-out contexts have none."""
     logs = find_training_logs(folder)
     if not logs:
-        raise InputError(f"{folder}: no metrics.jsonl below it; train with 'pretrain_headrank.py --save DIR --valid-data-path DIR'")
+        raise InputError(
+            f"{folder}: no metrics.jsonl below it; train with 'pretrain_headrank.py --save DIR --valid-data-path DIR'"
+        )
     rows = []
     for log in logs:
         evaluations = list(_evaluations(log))
@@ -46,18 +62,26 @@ def training_rows(folder: Path) -> list[TrainingRow]:
         ndcg, accuracy = ((first[measure], last[measure]) for measure in _MEASURES)
         rows.append(TrainingRow(name, log.parent, last["iteration"], ndcg, accuracy, last["contexts"]))
     if not rows:
-        raise InputError(f"{folder}: no run below it was evaluated twice; give --valid-data-path and --eval-interval when training")
+        raise InputError(
+            f"{folder}: no run below it was evaluated twice; give --valid-data-path and --eval-interval when training"
+        )
     return rows
 
 
 def _run_name(training: Path, folder: Path) -> str:
     """The run's folder; 'seed-1' and not 'seed-1/round-1/train', where a study has put it."""
     name = training.relative_to(folder).as_posix()
-    return (name.removesuffix("train").removesuffix("/").removesuffix("round-1").removesuffix("/") or name) if name != "." else folder.name
+    return (
+        (name.removesuffix("train").removesuffix("/").removesuffix("round-1").removesuffix("/") or name)
+        if name != "."
+        else folder.name
+    )
 
 
 def _evaluations(log: Path) -> Iterator[dict[str, Any]]:
-    """The held-out evaluations of one run; a measure that is missing or no number is an InputError that names its line."""
+    """The held-out evaluations of one run; a measure that is missing or no number is an InputError that names its
+    line.
+    """
     if "valid" not in read_training_log(log):  # which also refuses broken lines, but for a torn last one
         return
     for number, line in read_lines(log):
@@ -70,7 +94,9 @@ def _evaluations(log: Path) -> Iterator[dict[str, Any]]:
         for measure in _MEASURES:
             if type(row.get(measure)) not in (int, float):
                 found = quote(json.dumps(row.get(measure)))
-                raise InputError(f"{log}:{number}: {measure!r} is no number but {found}; delete the line or evaluate the run again")
+                raise InputError(
+                    f"{log}:{number}: {measure!r} is no number but {found}; delete the line or evaluate the run again"
+                )
         contexts = row.get("contexts")
         is_counted = isinstance(contexts, (int, float)) and math.isfinite(contexts)
         yield {**row, "iteration": int(row["iteration"]), "contexts": int(row["contexts"]) if is_counted else None}

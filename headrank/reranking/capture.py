@@ -1,8 +1,8 @@
 """The attention function registered with transformers: context as always, plus the rows HeadRank reads.
 
-Every decoder family of transformers calls a registered function with Q, K and V after rotary embedding and norms, so one
-function serves them all and no modelling file is forked. What to capture and what was captured travel in one explicit
-object that lives for one forward.
+Every decoder family of transformers calls a registered function with Q, K and V after rotary embedding and norms, so
+one function serves them all and no modelling file is forked. What to capture and what was captured travel in one
+explicit object that lives for one forward.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class ExitEarly(Exception):
 class Capture:
     """What one forward should read (heads per layer) and what it read: layer -> averaged rows [B, K, S].
 
-    ``last_layer`` stops the forward inside that layer; None runs to the end. ``reads`` says what is wanted of the rows: masses, log
-    ratios [B, N, K, R], or both.
+    ``last_layer`` stops the forward inside that layer; None runs to the end. ``reads`` says what is wanted of the rows:
+    masses, log ratios [B, N, K, R], or both.
     """
 
     layout: BranchLayout
@@ -59,8 +59,12 @@ class LateForward:
     made: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)  # of the opening's own forward
     visible: torch.Tensor | None = None  # [T, O + T], made in the first layer
 
-    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-        """Keep what is asked for, leave in the deepest layer, else attend to the opening and the row itself: [B, H, T, D]."""
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """Keep what is asked for, leave in the deepest layer, else attend to the opening and the row itself: [B, H,
+        T, D].
+        """
         if layer in self.groups_by_layer:
             # indexed by a list, which copies: a view would keep the keys of all groups of the layer alive
             self.keys[layer] = key[:, list(self.groups_by_layer[layer])]
@@ -76,13 +80,18 @@ class LateForward:
             opening_key, opening_value = (tensor.expand(key.shape[0], -1, -1, -1) for tensor in self.opening[layer])
             num_opening = opening_key.shape[2]
             key, value = torch.cat([opening_key, key], dim=2), torch.cat([opening_value, value], dim=2)
-        if self.visible is None:  # tril's diagonal moved by the opening: every token sees all of it, and the passage up to itself
-            self.visible = torch.ones(num_tokens, num_opening + num_tokens, dtype=torch.bool, device=key.device).tril(num_opening)
+        # tril's diagonal moved by the opening: every token sees all of it, and the passage up to itself
+        if self.visible is None:
+            self.visible = torch.ones(num_tokens, num_opening + num_tokens, dtype=torch.bool, device=key.device).tril(
+                num_opening
+            )
         group_size = query.shape[1] // key.shape[1]
         if group_size > 1 and query.is_cuda:  # no CUDA kernel knows both groups and masks: it would make S x S matrices
             key, value = (tensor.repeat_interleave(group_size, dim=1) for tensor in (key, value))
         is_grouped = key.shape[1] != query.shape[1]
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=self.visible, scale=scale, enable_gqa=is_grouped)
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=self.visible, scale=scale, enable_gqa=is_grouped
+        )
 
 
 def headrank_attention(
@@ -104,7 +113,9 @@ def headrank_attention(
         raise RuntimeError("the 'headrank' attention needs a Capture: call the model through HeadRankReranker")
     # both change every probability; a score without them would be a number of another model
     if softcap is not None or s_aux is not None:
-        raise InputError("this model caps its attention logits or has attention sinks; HeadRank does not reproduce that")
+        raise InputError(
+            "this model caps its attention logits or has attention sinks; HeadRank does not reproduce that"
+        )
     if not getattr(module, "is_causal", True):
         raise InputError("this model reads in both directions (an encoder); HeadRank needs a causal decoder")
     layer = module.layer_idx
@@ -114,7 +125,10 @@ def headrank_attention(
     heads = headrank.heads_by_layer.get(layer)
     if heads is not None and "log-mass" in headrank.reads:
         if not sees_opening(headrank.layout, sliding_window):
-            raise InputError("a sliding window of this model hides the opening from the query; log masses need shorter lists or passages")
+            raise InputError(
+                "a sliding window of this model hides the opening from the query; log masses need shorter lists or "
+                "passages"
+            )
         headrank.log_ratios[layer] = row_log_ratios(query, key, headrank.layout, heads, scale, sliding_window)
     if heads is not None and "mass" in headrank.reads:
         rows, calibration = mean_row_probabilities(query, key, headrank.layout, heads, scale, sliding_window)

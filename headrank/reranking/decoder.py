@@ -1,9 +1,9 @@
 """A plain decoder for the families whose layers are alike: Llama, Mistral without a window, Qwen2 and Qwen3.
 
-transformers can run every decoder, but importing its modelling code takes longer than reranking a list of twenty passages.
-This module computes the same numbers, operation by operation, for local models of the usual shape; everything else stays
-with transformers (see ``headrank/reranking/reader.py``). It calls the same attention function as transformers does, so
-what is captured does not know which of the two ran.
+transformers can run every decoder, but importing its modelling code takes longer than reranking a list of twenty
+passages. This module computes the same numbers, operation by operation, for local models of the usual shape; everything
+else stays with transformers (see ``headrank/reranking/reader.py``). It calls the same attention function as
+transformers does, so what is captured does not know which of the two ran.
 
 Shapes: B batch, S sequence, E hidden size, H query heads, G key-value groups, D head size.
 """
@@ -26,7 +26,9 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 
 
 def unread(*shape: int) -> nn.Parameter:
-    """A weight before its file is read: no memory, no random numbers (torch's initialisers would import its compiler)."""
+    """A weight before its file is read: no memory, no random numbers (torch's initialisers would import its
+    compiler).
+    """
     return nn.Parameter(torch.empty(*shape, device="meta"), requires_grad=False)
 
 
@@ -174,7 +176,9 @@ class Decoder(nn.Module):
         """The dtype of the activations."""
         return self.embed_tokens.weight.dtype
 
-    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor, use_cache: bool = False, headrank: Any = None) -> torch.Tensor:
+    def forward(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, use_cache: bool = False, headrank: Any = None
+    ) -> torch.Tensor:
         """The hidden states [B, S, E] behind the last layer, unless the capture leaves before."""
         hidden_BSE = self.embed_tokens(input_ids)
         rotation = self._rotation(position_ids, hidden_BSE)
@@ -183,7 +187,9 @@ class Decoder(nn.Module):
         return hidden_BSE
 
     def _rotation(self, position_ids_BS: torch.Tensor, like: torch.Tensor) -> Rotation:
-        """Cosines and sines [B, 1, S, D], the first half of the sines negative; made in float32: bf16 cannot count beyond 256."""
+        """Cosines and sines [B, 1, S, D], the first half of the sines negative; made in float32: bf16 cannot count
+        beyond 256.
+        """
         angles = position_ids_BS[:, None, :, None].float() * self.inverse_frequencies.to(like.device)
         cosines, sines = angles.cos().to(like.dtype), angles.sin().to(like.dtype)
         return torch.cat((cosines, cosines), dim=-1), torch.cat((-sines, sines), dim=-1)
@@ -197,10 +203,14 @@ def rotate(values_BHSD: torch.Tensor, rotation: Rotation) -> torch.Tensor:
 
 
 def load_decoder(model: str | Path, shape: DecoderShape, num_layers: int, dtype: torch.dtype) -> Decoder:
-    """The first ``num_layers`` layers of a local model. In the file's own dtype the weights stay mapped: pages are read on use."""
+    """The first ``num_layers`` layers of a local model. In the file's own dtype the weights stay mapped: pages are
+    read on use.
+    """
     decoder = Decoder(shape, num_layers, headrank_attention)
     wanted = {name: weight.shape for name, weight in decoder.named_parameters()}
-    weights = {name: weight.to(dtype) for name, weight in read_weights(model, num_layers) if wanted.get(name) == weight.shape}
+    weights = {
+        name: weight.to(dtype) for name, weight in read_weights(model, num_layers) if wanted.get(name) == weight.shape
+    }
     refuse_incomplete(model, set(wanted) - set(weights))
     decoder.load_state_dict(weights, assign=True, strict=True)
     return decoder.requires_grad_(False).eval()

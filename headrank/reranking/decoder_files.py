@@ -17,7 +17,8 @@ from headrank.reranking.model_sources import base_of
 if TYPE_CHECKING:
     import torch
 
-# What a family adds to the common layer. Gemma, Phi, Qwen-MoE and others differ inside the layer: transformers runs them.
+# What a family adds to the common layer. Gemma, Phi, Qwen-MoE and others differ inside the layer: transformers runs
+# them.
 _FAMILIES = {"llama": {}, "mistral": {}, "qwen2": {"has_query_bias": True}, "qwen3": {"has_head_norms": True}}
 
 
@@ -43,7 +44,9 @@ class DecoderShape:
 
     @classmethod
     def read(cls, model: str | Path) -> DecoderShape | None:
-        """The shape of a local directory with safetensors and tokenizer.json, or None where transformers has to load it."""
+        """The shape of a local directory with safetensors and tokenizer.json, or None where transformers has to load
+        it.
+        """
         folder = Path(base_of(model))
         if not (folder / "tokenizer.json").is_file() or not _weight_files(folder):
             return None

@@ -1,4 +1,6 @@
-"""Lists that are scored in other processes: what a reranking job asks of them, and what it knows of their rankers without loading one."""
+"""Lists that are scored in other processes: what a reranking job asks of them, and what it knows of their rankers
+without loading one.
+"""
 
 from __future__ import annotations
 

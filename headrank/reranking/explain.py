@@ -23,7 +23,8 @@ class TokenScores:
     offsets: np.ndarray  # [T, 2]
     per_head: np.ndarray  # float32 [K, T], calibrated (or raw without calibration)
     is_kept: np.ndarray  # bool [T], False where the calibration dropped the token
-    matches: np.ndarray | None = None  # float32 [K, R, T] in the late layout: what each query token found; adds up to ``per_head``
+    # float32 [K, R, T] in the late layout: what each query token found; adds up to ``per_head``
+    matches: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -56,4 +57,6 @@ def explain_list(
         text, offsets = context.document_texts[place], context.token_offsets[place]
         tokens.append(TokenScores(text, offsets, values_KS[:, first:last], kept_S[first:last]))
     heads = tuple((layer, head) for layer, layer_heads in heads_by_layer for head in layer_heads)
-    return Explanation(finished.scores, per_head_KN[:, places], heads, tuple(tokens), context.length, context.is_shortened)
+    return Explanation(
+        finished.scores, per_head_KN[:, places], heads, tuple(tokens), context.length, context.is_shortened
+    )

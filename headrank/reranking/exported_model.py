@@ -1,4 +1,5 @@
-"""The directory of an exported reranker: what lies beside the weights, how it appears at once, how its heads are exchanged.
+"""The directory of an exported reranker: what lies beside the weights, how it appears at once, how its heads are
+exchanged.
 
 A Hugging Face model directory with two files more: headrank.json (heads, prompt, how it was trained) and a model card.
 """
@@ -47,7 +48,9 @@ def require_exported(model: str | Path) -> dict[str, Any]:
     """The headrank.json of an exported model; any other folder is an InputError."""
     about = read_headrank_json(model)
     if about is None:
-        raise InputError(f"`model` {model}: has no headrank.json; give the folder of an exported model, or `output` FILE")
+        raise InputError(
+            f"`model` {model}: has no headrank.json; give the folder of an exported model, or `output` FILE"
+        )
     return about
 
 
@@ -108,14 +111,18 @@ def copy_companions(source: Path, directory: Path, *, can_generate: bool) -> Non
 
 
 def check_output(output: Path, can_overwrite: bool, sources: Mapping[str, Path]) -> None:
-    """Refuse what must not be replaced: files, what is there already, and whatever holds a source (name of its parameter -> path)."""
+    """Refuse what must not be replaced: files, what is there already, and whatever holds a source (name of its
+    parameter -> path).
+    """
     if output.exists() and not output.is_dir():
         raise InputError(f"`output` {output}: is a file; give the name of a directory")
     if output.exists() and any(output.iterdir()) and not can_overwrite:
         raise InputError(f"`output` {output}: already exists; remove it, choose another or give `overwrite`")
     for name, source in sources.items():
         if output.resolve() in (source.resolve(), *source.resolve().parents):
-            raise InputError(f"`output` {output}: holds {name} {source}, which would be removed; choose another directory")
+            raise InputError(
+                f"`output` {output}: holds {name} {source}, which would be removed; choose another directory"
+            )
 
 
 def write_failed(output: Path, error: OSError) -> InputError:
@@ -127,27 +134,44 @@ def check_prompt(heads: HeadSet, trained: HeadSet | None, place: str) -> None:
     """A trained model reads the prompt it was trained with; heads that were chosen with another are refused."""
     if trained is not None and trained.prompt.hash != heads.prompt.hash:
         raise InputError(
-            f"`heads`: chosen with another prompt ({heads.prompt.hash}) than {place} was trained with ({trained.prompt.hash}); "
+            f"`heads`: chosen with another prompt ({heads.prompt.hash}) than {place} was trained with "
+            f"({trained.prompt.hash}); "
             "select them with 'select-heads --prompt-of DIR', DIR an export of this training without `heads`"
         )
 
 
 def replace_heads(
-    exported: Path, heads: HeadSet | None, output: Path, *, name: str, base: Path, base_name: str, can_overwrite: bool = False
+    exported: Path,
+    heads: HeadSet | None,
+    output: Path,
+    *,
+    name: str,
+    base: Path,
+    base_name: str,
+    can_overwrite: bool = False,
 ) -> HeadSet:
-    """Write an exported model again with other heads (None: its own): the same weights, another headrank.json and card."""
+    """Write an exported model again with other heads (None: its own): the same weights, another headrank.json and
+    card.
+    """
     about = read_headrank_json(exported)
     if about is None:
-        raise InputError(f"`exported` {exported}: has no headrank.json, so 'headrank export-hf' did not write it; give `checkpoint`")
+        raise InputError(
+            f"`exported` {exported}: has no headrank.json, so 'headrank export-hf' did not write it; give `checkpoint`"
+        )
     heads = heads or HeadSet.from_dict({"table": [], **about["heads"]})
     check_prompt(heads, HeadSet.from_dict({"table": [], **about["heads"]}), str(exported))
     config = read_json((base if is_adapter_folder(exported) else exported) / "config.json")
     if not isinstance(config, dict):
         raise InputError(f"{exported / 'config.json'}: not a model's configuration; export the model again")
     layers = int(config["num_hidden_layers"])
-    heads.check_fits(int(config.get("headrank_source_layers", layers)), int(config["num_attention_heads"]), str(exported))
+    heads.check_fits(
+        int(config.get("headrank_source_layers", layers)), int(config["num_attention_heads"]), str(exported)
+    )
     if heads.l_max >= layers:
-        raise InputError(f"`exported` {exported}: was cut to {layers} layers, but a head is in layer {heads.l_max}; give `checkpoint`")
+        raise InputError(
+            f"`exported` {exported}: was cut to {layers} layers, but a head is in layer {heads.l_max}; give "
+            "`checkpoint`"
+        )
     check_output(output, can_overwrite, {"`exported`": exported, "`base`": base})
     try:
         with atomic_folder(output) as partial:

@@ -1,7 +1,7 @@
 """A reranked list and its first stage together: a weighted sum of scores that were standardised within the list.
 
-Attention masses and BM25 scores have different units, and neither's zero means anything, so both are brought to mean 0 and deviation 1
-over the candidates that were reranked. What lies beyond the depth keeps its place below them.
+Attention masses and BM25 scores have different units, and neither's zero means anything, so both are brought to mean 0
+and deviation 1 over the candidates that were reranked. What lies beyond the depth keeps its place below them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ def standardised(scores: Sequence[float]) -> np.ndarray:
     return np.zeros_like(values) if deviation <= 1e-12 * np.abs(values).max(initial=0.0) else centred / deviation
 
 
-def fuse_list(first_stage: Sequence[Candidate], reranked: Sequence[Candidate], depth: int, weight: float) -> list[tuple[str, float]]:
+def fuse_list(
+    first_stage: Sequence[Candidate], reranked: Sequence[Candidate], depth: int, weight: float
+) -> list[tuple[str, float]]:
     """One query's candidates, best first: ``weight`` on the reranker's scores, 1 - ``weight`` on the first stage's.
 
     Ties go to the first stage's order. Runs of other candidates, or of another depth, are an InputError.
@@ -39,12 +41,15 @@ def fuse_list(first_stage: Sequence[Candidate], reranked: Sequence[Candidate], d
 
 
 def _require_same_candidates(first_stage: Sequence[Candidate], found: Mapping[str, float], depth: int) -> None:
-    """The reranker has scored the first stage's top ``depth``, put them above all others, and knows no other document."""
+    """The reranker has scored the first stage's top ``depth``, put them above all others, and knows no other
+    document.
+    """
     top, rest = ([candidate.doc_id for candidate in part] for part in (first_stage[:depth], first_stage[depth:]))
     missing = [doc_id for doc_id in top if doc_id not in found]
     if missing:
         raise InputError(
-            f"candidate {missing[0]!r} of the first stage's top {depth} was not reranked; do both runs have the same candidates?"
+            f"candidate {missing[0]!r} of the first stage's top {depth} was not reranked; do both runs have the "
+            "same candidates?"
         )
     strangers = found.keys() - set(top) - set(rest)
     if strangers:
@@ -53,7 +58,8 @@ def _require_same_candidates(first_stage: Sequence[Candidate], found: Mapping[st
     above = [doc_id for doc_id in rest if found.get(doc_id, floor) > floor]
     if above:
         raise InputError(
-            f"candidate {above[0]!r} was reranked and is not in the first stage's top {depth}; give the `depth` of the reranking"
+            f"candidate {above[0]!r} was reranked and is not in the first stage's top {depth}; give the `depth` of "
+            "the reranking"
         )
 
 
@@ -68,7 +74,9 @@ def _has_unread_end(first_stage: Sequence[Candidate], reranked: Sequence[Candida
 
 
 def fuse_runs(first_stage: Run, reranked: Run, depth: int, weight: float) -> dict[str, list[tuple[str, float]]]:
-    """Every query of the reranked run, fused with its first stage; a query that the first stage lacks is an InputError."""
+    """Every query of the reranked run, fused with its first stage; a query that the first stage lacks is an
+    InputError.
+    """
     fused = {}
     for query_id, candidates in reranked.items():
         if query_id not in first_stage:

@@ -1,8 +1,9 @@
-"""int8 weights on the CPU: one scale per output channel, activations quantised per token, products in oneDNN's integer kernels.
+"""int8 weights on the CPU: one scale per output channel, activations quantised per token, products in oneDNN's integer
+kernels.
 
-Each token has its own scale and integer sums are exact, so a token's numbers do not depend on what else is in the batch.
-Projections that read the same input (q, k, v; gate and up) are joined: the input is quantised once and multiplied once.
-The activations between the products stay in float32.
+Each token has its own scale and integer sums are exact, so a token's numbers do not depend on what else is in the
+batch. Projections that read the same input (q, k, v; gate and up) are joined: the input is quantised once and
+multiplied once. The activations between the products stay in float32.
 
 Shapes: T tokens, I input features, O output channels.
 """
@@ -39,7 +40,8 @@ class Int8Projections(nn.Module):
     def forward(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """One output [..., O] per projection, in float32."""
         integers_TI, scale_T1 = quantise_tokens(values.reshape(-1, values.shape[-1]))
-        # x + 128 as unsigned with a zero point of 128: oneDNN has no fast kernel for signed activations on processors with VNNI only
+        # x + 128 as unsigned with a zero point of 128: oneDNN has no fast kernel for signed activations on processors
+        # with VNNI only
         # (measured: a reference loop, three thousand times slower)
         shifted_TI = integers_TI.view(torch.uint8).bitwise_xor_(SHIFT)
         # the kernel's own activation scale is one number for all tokens: a token would depend on its neighbours
@@ -53,7 +55,8 @@ class Int8Projections(nn.Module):
 
 def quantise_tokens(values_TI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """int8 values and the scale [T, 1] of each token: values ~ integers * scale, the largest of a token at 127."""
-    largest_T1 = values_TI.abs().amax(dim=-1, keepdim=True)  # vector_norm(inf) gives the same and takes ten times as long
+    # vector_norm(inf) gives the same and takes ten times as long
+    largest_T1 = values_TI.abs().amax(dim=-1, keepdim=True)
     scale_T1 = largest_T1.div_(LARGEST).clamp_min_(SMALLEST_SCALE)
     return (values_TI * scale_T1.reciprocal()).round_().to(torch.int8), scale_T1
 

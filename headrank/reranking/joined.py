@@ -1,8 +1,10 @@
-"""Projections that read the same input as one product: fewer calls, and weights in the order that oneDNN's kernels read.
+"""Projections that read the same input as one product: fewer calls, and weights in the order that oneDNN's kernels
+read.
 
-F.linear brings a weight into that order at every call, which for the dozen tokens of a query costs more than the product: measured
-on a processor with AVX512-BF16, 20 layers and 12 tokens, 10 instead of 15 ms in bfloat16 and 18 instead of 35 ms in float32. Packed
-weights are a copy, so that they are no longer mapped from the file: worth it where many queries meet stored keys, and done there only.
+F.linear brings a weight into that order at every call, which for the dozen tokens of a query costs more than the
+product: measured on a processor with AVX512-BF16, 20 layers and 12 tokens, 10 instead of 15 ms in bfloat16 and 18
+instead of 35 ms in float32. Packed weights are a copy, so that they are no longer mapped from the file: worth it where
+many queries meet stored keys, and done there only.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ class PackedProjections(nn.Module):
     def __init__(self, projections: Sequence[Projection]) -> None:
         super().__init__()
         self.sizes = [len(projection.weight) for projection in projections]
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(torch.cat([projection.weight for projection in projections]), None)
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(
+            torch.cat([projection.weight for projection in projections]), None
+        )
         biases = [projection.bias for projection in projections]
         self.bias_O = None if biases[0] is None else torch.cat([bias for bias in biases if bias is not None])
 

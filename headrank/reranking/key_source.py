@@ -1,8 +1,9 @@
 """Where a late reranker takes the keys of passages from before it computes any: the seam a passage store plugs in at.
 
-In the late layout a passage enters a score through its keys at the readout's key pairs only, and these depend on the passage, the
-model and the prompt. A *key source* is asked with passages, answers with the keys of those it knows, and the reranker computes the
-others. RecentPassages is the source that every late reranker carries: what it computed itself, the longest unused forgotten first.
+In the late layout a passage enters a score through its keys at the readout's key pairs only, and these depend on the
+passage, the model and the prompt. A *key source* is asked with passages, answers with the keys of those it knows, and
+the reranker computes the others. RecentPassages is the source that every late reranker carries: what it computed
+itself, the longest unused forgotten first.
 
 Shapes: A key pairs of the readout (sorted by layer, then group), T tokens of the passage, D head size.
 """
@@ -22,14 +23,17 @@ from headrank.passage_store.content import passage_digest
 if TYPE_CHECKING:
     from headrank.reranking.late_reader import LateReader
 
-DEFAULT_BYTES = 512 * 2**20  # of recent passages; a full readout of a 135M model takes about 12 KB per token in bfloat16
+# of recent passages; a full readout of a 135M model takes about 12 KB per token in bfloat16
+DEFAULT_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True)
 class KeptKeys:
-    """The keys of one passage, unpadded, after rotary embedding, in any float format, on any device; T is 0 for an empty passage.
+    """The keys of one passage, unpadded, after rotary embedding, in any float format, on any device; T is 0 for an
+    empty passage.
 
-    The order of A is that of ``LateReader.pairs``. ``is_shortened`` says that the passage's end did not fit before the branch.
+    The order of A is that of ``LateReader.pairs``. ``is_shortened`` says that the passage's end did not fit before the
+    branch.
     """
 
     keys_ATD: torch.Tensor
@@ -56,8 +60,8 @@ class StoredScore:
 class KeySource(Protocol):
     """What a late reranker asks. Give one to ``HeadRankReranker.from_pretrained(..., key_source=source)``.
 
-    A passage is a (title, text) pair as the caller gave it, before any tokenisation; ``passage_digest`` names it. A source that keeps
-    keys exactly (the model's own format) gives scores that are the same bits as without it.
+    A passage is a (title, text) pair as the caller gave it, before any tokenisation; ``passage_digest`` names it. A
+    source that keeps keys exactly (the model's own format) gives scores that are the same bits as without it.
     """
 
     def check(self, late: LateReader) -> None:
@@ -69,7 +73,9 @@ class KeySource(Protocol):
 
 @runtime_checkable
 class ScoringSource(KeySource, Protocol):
-    """A source that scores passages where they lie instead of handing out their keys; it is asked before everything else."""
+    """A source that scores passages where they lie instead of handing out their keys; it is asked before everything
+    else.
+    """
 
     adds: bool  # whether computed passages are to be added
 

@@ -1,11 +1,11 @@
 """The late layout on a Hugging Face decoder: keys of passages and query vectors, each from a forward of its own.
 
-The opening's keys and values are computed once and stand before every passage and every query branch. On a CPU every forward
-has one of a few fixed shapes (a length bucket times a number of rows that the bucket alone decides), so that a passage's keys
-are the same bits whatever it is computed with: matrix kernels round differently at different shapes.
+The opening's keys and values are computed once and stand before every passage and every query branch. On a CPU every
+forward has one of a few fixed shapes (a length bucket times a number of rows that the bucket alone decides), so that a
+passage's keys are the same bits whatever it is computed with: matrix kernels round differently at different shapes.
 
-Shapes: B rows of a batch, T tokens of a row (its bucket), O tokens of the opening, G key-value groups, H query heads, D head size,
-A key pairs, K heads, R query rows, N passages.
+Shapes: B rows of a batch, T tokens of a row (its bucket), O tokens of the opening, G key-value groups, H query heads, D
+head size, A key pairs, K heads, R query rows, N passages.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class LateReader:
         self.num_groups = int(getattr(reader.config, "num_key_value_heads", None) or reader.num_heads)
         self.pairs, self.pair_of_head = key_pairs(heads.heads, reader.num_heads // self.num_groups)
         self.weights_K = torch.tensor(readout.weights, dtype=torch.float32, device=reader.device)
-        self.offsets_K = torch.tensor(readout.offsets, dtype=torch.float32, device=reader.device) if readout.offsets else None
+        self.offsets_K = (
+            torch.tensor(readout.offsets, dtype=torch.float32, device=reader.device) if readout.offsets else None
+        )
         self._groups: dict[int, list[int]] = {}
         for layer, group in self.pairs:
             self._groups.setdefault(layer, []).append(group)
@@ -71,7 +73,9 @@ class LateReader:
 
     @torch.inference_mode()
     def passage_keys(self, passages: Sequence[EncodedPassage]) -> Iterator[tuple[list[int], PassageKeys]]:
-        """Batches of (indices into ``passages``, their keys), shortest passages first; empty passages get keys of length 0."""
+        """Batches of (indices into ``passages``, their keys), shortest passages first; empty passages get keys of
+        length 0.
+        """
         by_bucket: dict[int, list[int]] = {}
         for index, passage in enumerate(passages):
             by_bucket.setdefault(bucket_of(max(1, len(passage.input_ids))), []).append(index)
@@ -129,12 +133,16 @@ class LateReader:
         first = min(query.first_row for query in queries)
         forward = LateForward(max(self._heads), opening, heads_by_layer=self._heads, rows=slice(first, max(lengths)))
         self._run(ids, (start + torch.arange(bucket)).clamp_max(start + max(lengths) - 1), forward)
-        vectors_UKRD = torch.cat([forward.vectors[layer] for layer in self._heads], dim=1)[:, self._place_of_head].float()
+        vectors_UKRD = torch.cat([forward.vectors[layer] for layer in self._heads], dim=1)[
+            :, self._place_of_head
+        ].float()
         assert self._opening_keys is not None
         made = []
         for row, query in enumerate(queries):
             # contiguous: its products must not depend on what else was in the forward
-            vectors_1KRD = self._finite(vectors_UKRD[row : row + 1, :, query.first_row - first : lengths[row] - first].contiguous())
+            vectors_1KRD = self._finite(
+                vectors_UKRD[row : row + 1, :, query.first_row - first : lengths[row] - first].contiguous()
+            )
             sums_1KR = opening_log_sums(vectors_1KRD, self._opening_keys, self.pair_of_head)
             weights_1R = torch.full((1, query.num_rows), 1.0 / query.num_rows, device=vectors_1KRD.device)
             made.append(QueryVectors(vectors_1KRD, sums_1KR, weights_1R))
@@ -152,7 +160,11 @@ class LateReader:
         if self._opening is None:
             forward = LateForward(self.pairs[-1][0], groups_by_layer=self._groups)
             with torch.inference_mode():
-                self._run(self.encoder.opening_ids[None].astype(np.int64), torch.arange(len(self.encoder.opening_ids)), forward)
+                self._run(
+                    self.encoder.opening_ids[None].astype(np.int64),
+                    torch.arange(len(self.encoder.opening_ids)),
+                    forward,
+                )
                 self._opening_keys = torch.cat([forward.keys[layer] for layer in self._groups], dim=1)[0]
             self._opening = forward.made
         return self._opening
@@ -165,7 +177,10 @@ class LateReader:
             self.reader.model(input_ids=input_ids, position_ids=position_ids, use_cache=False, headrank=forward)
         except ExitEarly:
             return
-        raise InputError(f"{self.reader.name}: this architecture does not call the registered attention in layer {forward.last_layer}")
+        raise InputError(
+            f"{self.reader.name}: this architecture does not call the registered attention in layer "
+            f"{forward.last_layer}"
+        )
 
     def _finite(self, values: torch.Tensor) -> torch.Tensor:
         # checked where it is made: a NaN key would be stored and spoil every later query
@@ -179,5 +194,11 @@ def heads_of_pairs(heads: HeadSet, pairs: Sequence[KeyPair], num_groups: int) ->
     group_size = heads.num_heads // num_groups
     chosen = tuple((layer, group * group_size) for layer, group in pairs)
     return HeadSet(
-        chosen, "pairs", heads.model, heads.num_layers, heads.num_heads, prompt=heads.prompt, readout=Readout(weights=(1.0,) * len(chosen))
+        chosen,
+        "pairs",
+        heads.model,
+        heads.num_layers,
+        heads.num_heads,
+        prompt=heads.prompt,
+        readout=Readout(weights=(1.0,) * len(chosen)),
     )

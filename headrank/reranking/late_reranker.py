@@ -15,11 +15,26 @@ from headrank.method.heads import HeadSet
 from headrank.method.late_layout import PassageKeys, QueryVectors, late_token_values
 from headrank.reranking.explain import Explanation, TokenScores
 from headrank.reranking.joined import pack
-from headrank.reranking.key_source import DEFAULT_BYTES, KeptKeys, KeySource, KeyUsage, Passage, RecentPassages, ScoringSource, StoredScore
+from headrank.reranking.key_source import (
+    DEFAULT_BYTES,
+    KeptKeys,
+    KeySource,
+    KeyUsage,
+    Passage,
+    RecentPassages,
+    ScoringSource,
+    StoredScore,
+)
 from headrank.reranking.late_reader import LateReader, bucket_of
 from headrank.reranking.reader import AttentionReader
 from headrank.reranking.rerank_requests import ListScores
-from headrank.reranking.reranker import DocumentLike, HeadRankReranker, checked_requests, titles_and_texts, with_empty_last
+from headrank.reranking.reranker import (
+    DocumentLike,
+    HeadRankReranker,
+    checked_requests,
+    titles_and_texts,
+    with_empty_last,
+)
 
 LISTS_AT_A_TIME = 32  # their passages fill batches together; only query vectors are held for all of them
 _MOST_LOGITS = 1 << 26  # of one product of query rows and passage tokens: 256 MB
@@ -27,7 +42,9 @@ _FOUND_AT_A_TIME = 64  # passages whose kept keys are copied into one batch
 
 
 class LateReranker(HeadRankReranker):
-    """Scores that depend on the query and one passage: no list, order or batch changes them, on a CPU not even a bit."""
+    """Scores that depend on the query and one passage: no list, order or batch changes them, on a CPU not even a
+    bit.
+    """
 
     def __init__(
         self,
@@ -38,7 +55,9 @@ class LateReranker(HeadRankReranker):
         key_source: KeySource | None = None,
         key_cache_bytes: int = DEFAULT_BYTES,
     ) -> None:
-        """``batch_size`` is how many lists share the batches of passages; ``key_source`` is asked before a passage is computed."""
+        """``batch_size`` is how many lists share the batches of passages; ``key_source`` is asked before a passage
+        is computed.
+        """
         super().__init__(reader, heads, LISTS_AT_A_TIME if batch_size is None else batch_size)
         self.late = LateReader(reader, heads)
         self.recent, self.key_source, self.usage = RecentPassages(key_cache_bytes), key_source, KeyUsage()
@@ -47,7 +66,9 @@ class LateReranker(HeadRankReranker):
         if isinstance(key_source, ScoringSource):
             pack(reader.model)  # the query's own forward is most of what is left
 
-    def score_batch(self, requests: Sequence[tuple[str, Sequence[DocumentLike]]], *, batch_size: int | None = None) -> list[ListScores]:
+    def score_batch(
+        self, requests: Sequence[tuple[str, Sequence[DocumentLike]]], *, batch_size: int | None = None
+    ) -> list[ListScores]:
         """The scores of each list in the order its documents were given; a passage in many lists is computed once."""
         pairs, size = checked_requests(requests, self.batch_size if batch_size is None else batch_size)
         results: list[ListScores] = []
@@ -82,11 +103,17 @@ class LateReranker(HeadRankReranker):
                     is_shortened[number] |= shortened[row]
         self.usage.tokens_read += sum(num_tokens) - sum(len(query.input_ids) for query in queries)
         return [
-            ListScores(with_empty_last(scores[number], empty[number], query, self.reader.name), num_tokens[number], is_shortened[number])
+            ListScores(
+                with_empty_last(scores[number], empty[number], query, self.reader.name),
+                num_tokens[number],
+                is_shortened[number],
+            )
             for number, (query, _) in enumerate(lists)
         ]
 
-    def _stored_scores(self, lists: Sequence[tuple[str, list[Passage]]], vectors: Sequence[QueryVectors]) -> list[list[StoredScore | None]]:
+    def _stored_scores(
+        self, lists: Sequence[tuple[str, list[Passage]]], vectors: Sequence[QueryVectors]
+    ) -> list[list[StoredScore | None]]:
         """What a source that scores for itself says of each list; None where the reranker has to."""
         source = self.key_source
         if not isinstance(source, ScoringSource):
@@ -96,7 +123,10 @@ class LateReranker(HeadRankReranker):
             missing = source.missing(document for _, documents in lists for document in documents)
             made: list[tuple[Passage, KeptKeys]] = []
             for documents, keys, shortened in self._computed(missing):
-                kept = [KeptKeys(keys.keys_NATD[row, :, :length], shortened[row]) for row, length in enumerate(keys.lengths_N.tolist())]
+                kept = [
+                    KeptKeys(keys.keys_NATD[row, :, :length], shortened[row])
+                    for row, length in enumerate(keys.lengths_N.tolist())
+                ]
                 made += zip(documents, kept, strict=True)
             if made:
                 source.add(made)
@@ -113,7 +143,8 @@ class LateReranker(HeadRankReranker):
         """The scores of the chosen rows of a batch; a row that a list holds twice is chosen twice."""
         if list(rows) != list(range(keys.num_passages)):
             keys = PassageKeys(keys.keys_NATD[list(rows)], keys.lengths_N[list(rows)])
-        # a query of thousands of tokens meets its passages a few at a time: one product of all would take tens of gigabytes
+        # a query of thousands of tokens meets its passages a few at a time: one product of all would take tens of
+        # gigabytes
         step = max(1, _MOST_LOGITS // (len(self.heads.heads) * vectors.vectors_UKRD.shape[2] * keys.keys_NATD.shape[2]))
         if step >= keys.num_passages:
             return self.late.scores(vectors, keys).tolist()
@@ -124,7 +155,9 @@ class LateReranker(HeadRankReranker):
         return [score for part in parts for score in self.late.scores(vectors, part).tolist()]
 
     def _batches(self, documents: Sequence[Passage]) -> Iterator[tuple[list[Passage], PassageKeys, list[bool]]]:
-        """(passages, their keys, whether each was shortened), batch by batch: kept ones first, then those that have to be computed."""
+        """(passages, their keys, whether each was shortened), batch by batch: kept ones first, then those that have
+        to be computed.
+        """
         missing = list(documents)
         asked = None if isinstance(self.key_source, ScoringSource) else self.key_source
         for source in (self.recent, asked):
@@ -141,9 +174,15 @@ class LateReranker(HeadRankReranker):
 
     def _note_lookup(self, source: KeySource, asked: int, found: int) -> None:
         if source is self.recent:
-            self.usage.recent_asked, self.usage.recent_found = self.usage.recent_asked + asked, self.usage.recent_found + found
+            self.usage.recent_asked, self.usage.recent_found = (
+                self.usage.recent_asked + asked,
+                self.usage.recent_found + found,
+            )
         else:
-            self.usage.store_asked, self.usage.store_found = self.usage.store_asked + asked, self.usage.store_found + found
+            self.usage.store_asked, self.usage.store_found = (
+                self.usage.store_asked + asked,
+                self.usage.store_found + found,
+            )
 
     def _computed(self, documents: Sequence[Passage]) -> Iterator[tuple[list[Passage], PassageKeys, list[bool]]]:
         """The same of passages that a forward has to make."""
@@ -202,7 +241,9 @@ class LateReranker(HeadRankReranker):
         return values[0].cpu().numpy()
 
 
-def _rows_by_list(documents: Sequence[Passage], places: dict[Passage, list[tuple[int, int]]]) -> dict[int, list[tuple[int, int]]]:
+def _rows_by_list(
+    documents: Sequence[Passage], places: dict[Passage, list[tuple[int, int]]]
+) -> dict[int, list[tuple[int, int]]]:
     """List number -> (row of the batch, index in the list) of the passages that this list holds."""
     by_list: dict[int, list[tuple[int, int]]] = {}
     for row, document in enumerate(documents):

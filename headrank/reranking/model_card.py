@@ -36,17 +36,22 @@ def model_card(
     if is_adapter:
         kind = (
             f"This directory holds a LoRA adapter for {base_model}, which is needed beside it; reranking uses {depth}. "
-            "`HeadRankReranker` merges it at load and needs no peft; peft and transformers load it as any other adapter."
+            "`HeadRankReranker` merges it at load and needs no peft; peft and transformers load it as any other "
+            "adapter."
         )
     elif is_truncated:
         kind = f"This directory holds only the {depth} that reranking reads; it cannot generate text."
     else:
-        kind = f"All {heads.num_layers} layers are here, so it also loads with plain `AutoModelForCausalLM`; reranking uses {depth}."
+        kind = (
+            f"All {heads.num_layers} layers are here, so it also loads with plain `AutoModelForCausalLM`; reranking "
+            f"uses {depth}."
+        )
     names = ", ".join(head_name(head) for head in heads.heads)
     parts = [
         "\n".join(block),
         f"# {name}",
-        f"A reranker that reads relevance from attention: one truncated prefill pass, no decoding. {_score(heads, base_model)}",
+        "A reranker that reads relevance from attention: one truncated prefill pass, no decoding. "
+        f"{_score(heads, base_model)}",
         kind,
         "## Usage",
         _SNIPPET.format(name=name),
@@ -64,13 +69,17 @@ def _score(heads: HeadSet, base_model: str) -> str:
     where = f"{len(heads.heads)} heads of {base_model}"
     if heads.readout is not None and heads.readout.kind == "log-mass":
         text = (
-            f"It scores a passage by the logarithm of the attention that each token of the query pays to it, a weighted sum over {where}."
+            "It scores a passage by the logarithm of the attention that each token of the query pays to it, a "
+            f"weighted sum over {where}."
         )
     else:
         text = f"It scores a passage by the attention its tokens get from the query in {where}, "
         text += 'minus what they get from the content-free query "N/A".'
     if heads.prompt.is_late:
-        text += " The query reads no passage: a score depends on the query and that passage alone, and passages can be kept in a store."
+        text += (
+            " The query reads no passage: a score depends on the query and that passage alone, and passages can be "
+            "kept in a store."
+        )
     elif heads.prompt.is_parallel:
         text += " It uses the parallel layout: scores do not depend on candidate order."
     return text

@@ -40,7 +40,9 @@ def resolve_model(name: str | Path) -> str:
 
 
 def reranker_from_hub(name: str) -> str:
-    """The local folder of a repository on the hub (or in its cache) that holds headrank.json; any other model's name as it is."""
+    """The local folder of a repository on the hub (or in its cache) that holds headrank.json; any other model's name
+    as it is.
+    """
     if not _HUB_NAME.fullmatch(name) or Path(name).exists():
         return name
     from huggingface_hub import hf_hub_download, snapshot_download
@@ -49,7 +51,12 @@ def reranker_from_hub(name: str) -> str:
     try:
         hf_hub_download(name, "headrank.json")
         return snapshot_download(name)
-    except (OSError, HfHubHTTPError, HFValidationError, ValueError):  # no heads there, or no such repository: loading will tell
+    except (
+        OSError,
+        HfHubHTTPError,
+        HFValidationError,
+        ValueError,
+    ):  # no heads there, or no such repository: loading will tell
         return name
 
 
@@ -64,17 +71,22 @@ def load_tokenizer(model: str | Path, name: str) -> Any:
         raise
     except Exception as error:  # damaged files raise whatever their parser raises
         raise InputError(
-            f"{name}: no tokenizer that can be loaded ({first_line(error)}); give a directory with tokenizer.json, a hub name or 'embedded'"
+            f"{name}: no tokenizer that can be loaded ({first_line(error)}); give a directory with tokenizer.json, "
+            "a hub name or 'embedded'"
         ) from error
     require_words(tokenizer, name)
     return tokenizer
 
 
 def require_tokenizer_reader(folder: str) -> None:
-    """tokenizer.model alone (older Mistral and Llama) is converted by transformers, which needs sentencepiece for it."""
+    """tokenizer.model alone (older Mistral and Llama) is converted by transformers, which needs sentencepiece for
+    it.
+    """
     is_older = (Path(folder) / "tokenizer.model").is_file() and not (Path(folder) / "tokenizer.json").is_file()
     if is_older and importlib.util.find_spec("sentencepiece") is None:
-        raise InputError(f"{folder}: brings tokenizer.model only, which needs the package sentencepiece: pip install sentencepiece")
+        raise InputError(
+            f"{folder}: brings tokenizer.model only, which needs the package sentencepiece: pip install sentencepiece"
+        )
 
 
 def require_words(tokenizer: Any, name: str) -> None:
@@ -99,7 +111,8 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
 def base_of(model: str | Path) -> str:
     """The model that an adapter's folder changes, as transformers can load it; any other model itself.
 
-    ``base`` in headrank.json comes before the name in adapter_config.json: it can say 'embedded', which other programs do not know.
+    ``base`` in headrank.json comes before the name in adapter_config.json: it can say 'embedded', which other programs
+    do not know.
     """
     if not is_adapter_folder(model):
         return str(model)
@@ -110,9 +123,14 @@ def base_of(model: str | Path) -> str:
     if name == EMBEDDED:
         return resolve_model(name)
     beside = folder / name
-    found = str(beside) if name and not os.path.isabs(name) and beside.is_dir() and beside.resolve() != folder.resolve() else name
+    found = (
+        str(beside)
+        if name and not os.path.isabs(name) and beside.is_dir() and beside.resolve() != folder.resolve()
+        else name
+    )
     if not name or (os.path.isabs(name) and not Path(name).is_dir()) or is_adapter_folder(found):
         raise InputError(
-            f"{folder / ADAPTER_CONFIG}: base_model_name_or_path {name!r} is not a model; write there a directory, a hub name or 'embedded'"
+            f"{folder / ADAPTER_CONFIG}: base_model_name_or_path {name!r} is not a model; write there a directory, "
+            "a hub name or 'embedded'"
         )
     return found

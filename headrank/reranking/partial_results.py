@@ -16,7 +16,8 @@ class PartialResults:
     def __init__(self, output: Path, key: str, rank: int, *, restart: bool = False, only_ids: bool = False) -> None:
         """Collect what earlier processes finished under the same key; other keys are set aside.
 
-        ``only_ids`` keeps the lines on the disk, for runs that are larger than memory: ``done`` has the ids, ``rows`` reads them.
+        ``only_ids`` keeps the lines on the disk, for runs that are larger than memory: ``done`` has the ids, ``rows``
+        reads them.
         """
         self.output, self.key, self._only_ids = output, key, only_ids
         self.done: dict[str, dict[str, Any]] = {}
@@ -45,7 +46,9 @@ class PartialResults:
                     yield row
 
     def add(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Append finished queries and flush, so that a kill loses at most the query in work; a failure leaves no empty file."""
+        """Append finished queries and flush, so that a kill loses at most the query in work; a failure leaves no
+        empty file.
+        """
         finished = list(rows)
         if self._stream is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)

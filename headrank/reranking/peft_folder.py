@@ -1,7 +1,8 @@
-"""PEFT adapter folders (adapter_config.json, adapter_model.safetensors): read without peft, merged into weights, and written.
+"""PEFT adapter folders (adapter_config.json, adapter_model.safetensors): read without peft, merged into weights, and
+written.
 
-Only plain LoRA is read; whatever else peft can write changes the model in another way and is refused by name. Modules are named
-from the layers on ("layers.3.self_attn.q_proj"), as the plain decoder names its weights.
+Only plain LoRA is read; whatever else peft can write changes the model in another way and is refused by name. Modules
+are named from the layers on ("layers.3.self_attn.q_proj"), as the plain decoder names its weights.
 """
 
 from __future__ import annotations
@@ -60,33 +61,46 @@ class PeftAdapter:
         for name, plain in _PLAIN.items():
             value = config.get(name, plain)
             if value != plain and value:
-                raise InputError(f"{folder / ADAPTER_CONFIG}: {name} is {value!r}, only plain LoRA is read here; merge it with peft first")
+                raise InputError(
+                    f"{folder / ADAPTER_CONFIG}: {name} is {value!r}, only plain LoRA is read here; merge it with "
+                    "peft first"
+                )
         start = str(config.get("init_lora_weights", True)).partition("_")[0]
         if start in _BASE_CHANGING_STARTS:
             raise InputError(
-                f"{folder / ADAPTER_CONFIG}: init_lora_weights {start!r} also changes the base model; merge it with peft first"
+                f"{folder / ADAPTER_CONFIG}: init_lora_weights {start!r} also changes the base model; merge it with "
+                "peft first"
             )
         if config.get("peft_type") != "LORA":
-            raise InputError(f"{folder / ADAPTER_CONFIG}: peft_type {config.get('peft_type')!r} is not read here, only 'LORA'")
+            raise InputError(
+                f"{folder / ADAPTER_CONFIG}: peft_type {config.get('peft_type')!r} is not read here, only 'LORA'"
+            )
         try:
             alpha, is_stabilised = float(config["lora_alpha"]), bool(config.get("use_rslora"))
         except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{folder / ADAPTER_CONFIG}: lora_alpha {config.get('lora_alpha')!r} is not a number") from error
-        return cls(folder, str(config.get("base_model_name_or_path") or ""), alpha, is_stabilised, _read_factors(folder))
+            raise InputError(
+                f"{folder / ADAPTER_CONFIG}: lora_alpha {config.get('lora_alpha')!r} is not a number"
+            ) from error
+        return cls(
+            folder, str(config.get("base_model_name_or_path") or ""), alpha, is_stabilised, _read_factors(folder)
+        )
 
     def scale(self, rank: int) -> float:
         """What B A is multiplied by."""
         return self.alpha / (math.sqrt(rank) if self.is_rank_stabilised else rank)
 
     def merged(self, name: str, weight: torch.Tensor) -> torch.Tensor:
-        """The weight of a module (named from the layers on) with its adapter, in float32; itself where there is none."""
+        """The weight of a module (named from the layers on) with its adapter, in float32; itself where there is
+        none.
+        """
         pair = self.factors.get(name)
         if pair is None:
             return weight
         low, high = (factor.to(device=weight.device).float() for factor in pair)
         if (high.shape[0], low.shape[1]) != tuple(weight.shape):
             raise InputError(
-                f"{self.folder}: the adapter of {name!r} is for a weight [{high.shape[0]}, {low.shape[1]}], the base model's is "
+                f"{self.folder}: the adapter of {name!r} is for a weight [{high.shape[0]}, {low.shape[1]}], the "
+                "base model's is "
                 f"{list(weight.shape)}; was it trained on another model?"
             )
         # in place: new pages for the product, its multiple and the sum would take twice as long
@@ -100,7 +114,10 @@ class PeftAdapter:
         places = [_LAYER.fullmatch(name) for name in self.factors]
         targets = {place.group(2) for place in places if place is not None}
         if None in places or not targets <= set(PROJECTIONS):
-            raise InputError(f"{self.folder}: adapts more than {', '.join(PROJECTIONS)}; such an adapter cannot be trained on Megatron")
+            raise InputError(
+                f"{self.folder}: adapts more than {', '.join(PROJECTIONS)}; such an adapter cannot be trained on "
+                "Megatron"
+            )
         rank = ranks.pop()
         return LoraSettings(rank, self.scale(rank) * rank, tuple(name for name in PROJECTIONS if name in targets))
 
@@ -128,8 +145,16 @@ def _read_factors(folder: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
             raise InputError(f"{path}: tensor {key!r} is not LoRA's of a decoder layer; merge it with peft first")
         found[match.group(1)][match.group(2)] = tensor
     for name, pair in found.items():
-        if set(pair) != {"A", "B"} or pair["A"].dim() != 2 or pair["B"].dim() != 2 or pair["A"].shape[0] != pair["B"].shape[1]:
-            raise InputError(f"{path}: {name!r} has no pair of matrices lora_A and lora_B of one rank; copy or export the adapter again")
+        if (
+            set(pair) != {"A", "B"}
+            or pair["A"].dim() != 2
+            or pair["B"].dim() != 2
+            or pair["A"].shape[0] != pair["B"].shape[1]
+        ):
+            raise InputError(
+                f"{path}: {name!r} has no pair of matrices lora_A and lora_B of one rank; copy or export the "
+                "adapter again"
+            )
     return {name: (pair["A"], pair["B"]) for name, pair in sorted(found.items())}
 
 
@@ -148,8 +173,11 @@ def adapter_of(model: str | Path) -> PeftAdapter | None:
     return _read_once(folder, weights.stat().st_mtime_ns if weights.is_file() else 0)
 
 
-def merge_weights(model: str | Path, weights: Iterable[tuple[str, torch.Tensor]], num_layers: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights of an adapter folder's base (names from the layers on), merged in float32; those of any other model as they are.
+def merge_weights(
+    model: str | Path, weights: Iterable[tuple[str, torch.Tensor]], num_layers: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights of an adapter folder's base (names from the layers on), merged in float32; those of any other model
+    as they are.
 
     An adapter of a module that the base does not have below ``num_layers`` is an InputError.
     """
@@ -181,7 +209,9 @@ def merge_into(model: str | Path, loaded: torch.nn.Module, num_layers: int) -> N
 
 def _refuse_strange(model: str | Path, unseen: set[str]) -> None:
     if unseen:
-        raise InputError(f"{model}: adapts {min(unseen)!r}, which its base model does not have; was it trained on another model?")
+        raise InputError(
+            f"{model}: adapts {min(unseen)!r}, which its base model does not have; was it trained on another model?"
+        )
 
 
 def write_adapter(
@@ -212,11 +242,14 @@ def write_adapter(
     }
     write_json(folder / ADAPTER_CONFIG, config)
     save_file(tensors, folder / WEIGHTS_NAME, metadata={"format": "pt"})
-    (folder / WEIGHTS_NAME).chmod((folder / ADAPTER_CONFIG).stat().st_mode)  # safetensors lets nobody else read its files
+    # safetensors lets nobody else read its files
+    (folder / WEIGHTS_NAME).chmod((folder / ADAPTER_CONFIG).stat().st_mode)
 
 
 def target_pattern(modules: Iterable[str]) -> str:
-    """A pattern for exactly these modules: the last layer that is read has fewer than the others, and those above it none."""
+    """A pattern for exactly these modules: the last layer that is read has fewer than the others, and those above it
+    none.
+    """
     layers: dict[tuple[str, ...], list[str]] = defaultdict(list)
     by_layer: dict[str, list[str]] = defaultdict(list)
     for name in modules:

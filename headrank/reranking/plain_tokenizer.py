@@ -28,7 +28,9 @@ class PlainTokenizer:
         self._tokenizer, self.chat_template = tokenizer, chat_template
         self.special_tokens = {role: text for role in _ROLES if (text := _token_text(settings.get(role)))}
         extra = settings.get("additional_special_tokens") or settings.get("extra_special_tokens") or []
-        self._extra = [text for value in (extra.values() if isinstance(extra, Mapping) else extra) if (text := _token_text(value))]
+        self._extra = [
+            text for value in (extra.values() if isinstance(extra, Mapping) else extra) if (text := _token_text(value))
+        ]
         self.added_tokens_decoder: dict[int, Any] = tokenizer.get_added_tokens_decoder()
 
     @classmethod
@@ -44,12 +46,16 @@ class PlainTokenizer:
             chat = template.read_text(encoding="utf-8") if template.is_file() else settings.get("chat_template")
         except (OSError, ValueError):
             return None  # transformers names what is wrong with such a file
-        if not isinstance(chat, str | None) or any(settings.get(key) for key in ("add_bos_token", "add_eos_token", "auto_map")):
+        if not isinstance(chat, str | None) or any(
+            settings.get(key) for key in ("add_bos_token", "add_eos_token", "auto_map")
+        ):
             return None
         try:
             return cls(Tokenizer.from_file(str(folder / "tokenizer.json")), {**marked, **settings}, chat)
         except Exception as error:
-            raise InputError(f"{folder / 'tokenizer.json'}: not a tokenizer ({error}); copy or export the model again") from error
+            raise InputError(
+                f"{folder / 'tokenizer.json'}: not a tokenizer ({error}); copy or export the model again"
+            ) from error
 
     @property
     def all_special_tokens(self) -> list[str]:
@@ -100,11 +106,18 @@ class PlainTokenizer:
 
         switches.pop("tokenize", None)
         environment = _environment()
-        values = {**self.special_tokens, "messages": messages, "add_generation_prompt": add_generation_prompt, **switches}
+        values = {
+            **self.special_tokens,
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+            **switches,
+        }
         try:
             return str(environment.from_string(chat_template or self.chat_template or "").render(**values))
         except TemplateError as error:
-            raise InputError(f"the tokenizer's chat template cannot be used ({error}); set use_chat_template to false") from error
+            raise InputError(
+                f"the tokenizer's chat template cannot be used ({error}); set use_chat_template to false"
+            ) from error
 
 
 def _environment() -> Any:

@@ -1,7 +1,7 @@
 """Reranking by lists that stand in one prompt: one truncated prefill a list, in the sequential or the parallel layout.
 
-HeadRank, ICR, CoRe, QR and NIAH are this class with another HeadSet. Without a readout the score is the paper's: masses,
-calibrated, with equal weights.
+HeadRank, ICR, CoRe, QR and NIAH are this class with another HeadSet. Without a readout the score is the paper's:
+masses, calibrated, with equal weights.
 
 Shapes: B batch, K heads, S sequence, N documents, R query rows.
 """
@@ -23,13 +23,21 @@ from headrank.reranking.capture import Capture
 from headrank.reranking.explain import Explanation, explain_list
 from headrank.reranking.reader import AttentionReader
 from headrank.reranking.rerank_requests import ListScores
-from headrank.reranking.reranker import DocumentLike, HeadRankReranker, checked_requests, titles_and_texts, with_empty_last
+from headrank.reranking.reranker import (
+    DocumentLike,
+    HeadRankReranker,
+    checked_requests,
+    titles_and_texts,
+    with_empty_last,
+)
 
 
 class PromptReranker(HeadRankReranker):
     """Scores lists of passages with one truncated prefill each."""
 
-    def __init__(self, reader: AttentionReader, heads: HeadSet, *, calibrate: bool = True, batch_size: int | None = None) -> None:
+    def __init__(
+        self, reader: AttentionReader, heads: HeadSet, *, calibrate: bool = True, batch_size: int | None = None
+    ) -> None:
         """Most callers use ``HeadRankReranker.from_pretrained``."""
         super().__init__(reader, heads, 1 if batch_size is None else batch_size)
         readout = heads.readout
@@ -37,18 +45,26 @@ class PromptReranker(HeadRankReranker):
         self.calibrate = calibrate and (readout is None or readout.is_calibrated)
         self.encoder = reader.encoder
         if self.is_log_mass:  # nothing to calibrate, so the branch is not even computed
-            self.encoder = PromptEncoder(reader.tokenizer, reader.encoder.template, reader.encoder.max_length, calibrate=False)
+            self.encoder = PromptEncoder(
+                reader.tokenizer, reader.encoder.template, reader.encoder.max_length, calibrate=False
+            )
         places = [heads.heads.index((layer, head)) for layer, chosen in self.by_layer.items() for head in chosen]
         # the paper's score has no weights: multiplying by one would be the same number, and one more operation
         self._weights_K = _in_order(readout.weights, places, reader.device) if readout is not None else None
-        self._offsets_K = _in_order(readout.offsets, places, reader.device) if readout is not None and readout.offsets else None
+        self._offsets_K = (
+            _in_order(readout.offsets, places, reader.device) if readout is not None and readout.offsets else None
+        )
 
-    def score_batch(self, requests: Sequence[tuple[str, Sequence[DocumentLike]]], *, batch_size: int | None = None) -> list[ListScores]:
+    def score_batch(
+        self, requests: Sequence[tuple[str, Sequence[DocumentLike]]], *, batch_size: int | None = None
+    ) -> list[ListScores]:
         """The scores of each list in the order its documents were given, with what reading it took."""
         return [results[0] for results in shared_scores([self], requests, batch_size=batch_size)]
 
     def _scores(self, capture: Capture) -> torch.Tensor:
-        """scores_BN in prompt order: sum over heads per token, then calibration, then sum over each document; or the log masses."""
+        """scores_BN in prompt order: sum over heads per token, then calibration, then sum over each document; or the
+        log masses.
+        """
         if self.is_log_mass:
             assert self._weights_K is not None
             return weighted_sum(self._head_values(capture), self._weights_K)
@@ -58,16 +74,22 @@ class PromptReranker(HeadRankReranker):
     def _head_values(self, capture: Capture) -> torch.Tensor:
         """The log-mass s_h of each document before the weights [B, N, K]; an empty document's are 0."""
         layers = [
-            _chosen(capture.log_ratios[layer], capture.heads_by_layer[layer], heads, axis=2) for layer, heads in self.by_layer.items()
+            _chosen(capture.log_ratios[layer], capture.heads_by_layer[layer], heads, axis=2)
+            for layer, heads in self.by_layer.items()
         ]
         assert self.heads.readout is not None
         return head_values(torch.cat(layers, dim=2), capture.layout, self._offsets_K, self.heads.readout.floor)
 
     def _core_rows(self, capture: Capture) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
-        """The heads' rows of both branches by layer, weighted; the capture may hold other heads too, read for other rankers."""
+        """The heads' rows of both branches by layer, weighted; the capture may hold other heads too, read for other
+        rankers.
+        """
 
         def chosen(rows: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
-            layers = [_chosen(rows[layer], capture.heads_by_layer[layer], heads, axis=1) for layer, heads in self.by_layer.items()]
+            layers = [
+                _chosen(rows[layer], capture.heads_by_layer[layer], heads, axis=1)
+                for layer, heads in self.by_layer.items()
+            ]
             if self._weights_K is None:
                 return layers
             weights = self._weights_K.split([len(heads) for heads in self.by_layer.values()])
@@ -88,13 +110,20 @@ class PromptReranker(HeadRankReranker):
     def explain(self, query: str, documents: Sequence[DocumentLike]) -> Explanation:
         """Per-document, per-head and per-token numbers of one list, for analyses and the token viewer.
 
-        A head's log mass has no parts; each token is shown with the part of it that it has of the head's mass on the document.
+        A head's log mass has no parts; each token is shown with the part of it that it has of the head's mass on the
+        document.
         """
         pairs = titles_and_texts(documents)
         order = reranking_order(self.encoder.template, pairs)
         context = self.encoder.encode(query, [pairs[rank] for rank in order], keep_text=True)
-        capture = self.reader.read([context], self.by_layer, reads=("mass", "log-mass") if self.is_log_mass else ("mass",))
-        parts = self._log_mass_parts(capture) if self.is_log_mass else scores_per_head(*self._core_rows(capture), capture.layout)
+        capture = self.reader.read(
+            [context], self.by_layer, reads=("mass", "log-mass") if self.is_log_mass else ("mass",)
+        )
+        parts = (
+            self._log_mass_parts(capture)
+            if self.is_log_mass
+            else scores_per_head(*self._core_rows(capture), capture.layout)
+        )
         values_KS, kept_S, per_head_KN = (tensor_B[0].cpu().numpy() for tensor_B in parts)
         finished = self._finish(query, context, order, per_head_KN.sum(0))
         return explain_list(context, finished, list(self.by_layer.items()), values_KS, kept_S, per_head_KN)
@@ -113,7 +142,10 @@ class PromptReranker(HeadRankReranker):
 
 
 def shared_scores(
-    rankers: Sequence[HeadRankReranker], requests: Sequence[tuple[str, Sequence[DocumentLike]]], *, batch_size: int | None = None
+    rankers: Sequence[HeadRankReranker],
+    requests: Sequence[tuple[str, Sequence[DocumentLike]]],
+    *,
+    batch_size: int | None = None,
 ) -> list[list[ListScores]]:
     """One forward per batch for several rankers on one reader: for each request, the scores of each ranker.
 

@@ -1,6 +1,7 @@
 """The request files of rank_llm: a query and its candidates with their texts, one object per line (or one JSON list).
 
-{"query": {"text": "...", "qid": "1"}, "candidates": [{"docid": "d1", "score": 9.2, "doc": {"title": "", "text": "..."}}]}
+{"query": {"text": "...", "qid": "1"}, "candidates": [{"docid": "d1", "score": 9.2, "doc": {"title": "", "text":
+"..."}}]}
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _TEXT_KEYS = ("text", "contents", "content", "segment", "passage", "body")  # as
 def read_candidates_jsonl(path: str | os.PathLike[str]) -> tuple[dict[str, str], Run, dict[str, Document]]:
     """Read requests: query id -> text, query id -> candidates in file order (rank from 1), document id -> document.
 
-    A file that is one JSON list, as rank_llm writes retrieval results, is read too. One document id with two texts is an
-    error: ids must be unique in the file, not only within a query.
+    A file that is one JSON list, as rank_llm writes retrieval results, is read too. One document id with two texts is
+    an error: ids must be unique in the file, not only within a query.
     """
     queries: dict[str, str] = {}
     run: Run = {}
@@ -38,7 +39,9 @@ def read_candidates_jsonl(path: str | os.PathLike[str]) -> tuple[dict[str, str],
 
 
 def parse_request(place: str, row: Mapping[str, Any], corpus: dict[str, Document]) -> tuple[str, str, list[Candidate]]:
-    """(query id, query, candidates in file order) of one request; their texts go into ``corpus``. ``place`` is for messages."""
+    """(query id, query, candidates in file order) of one request; their texts go into ``corpus``. ``place`` is for
+    messages.
+    """
     query_id, query = _query(place, row)
     listed = row.get("candidates")
     if not isinstance(listed, list):
@@ -55,7 +58,9 @@ def write_candidates_jsonl(
     ranked: Mapping[str, Sequence[tuple[str, float]]],
     documents: Mapping[str, Document],
 ) -> None:
-    """Write (document id, score) lists, best first, as rank_llm results; a document without a known text gets an empty doc."""
+    """Write (document id, score) lists, best first, as rank_llm results; a document without a known text gets an
+    empty doc.
+    """
 
     def doc(doc_id: str) -> dict[str, str]:
         document = documents.get(doc_id)
@@ -118,7 +123,9 @@ def _candidate(place: str, rank: int, item: object, corpus: dict[str, Document])
         raise InputError(f"{place}: candidate {doc_id!r} has no text; 'doc' needs one of {', '.join(_TEXT_KEYS)}")
     document = Document(doc_id, title, text)
     if corpus.setdefault(doc_id, document) != document:
-        raise InputError(f"{place}: document {doc_id!r} has another text than before in the file; give each document its own id")
+        raise InputError(
+            f"{place}: document {doc_id!r} has another text than before in the file; give each document its own id"
+        )
     return Candidate(doc_id, rank, _finite(place, doc_id, score))
 
 
@@ -128,5 +135,7 @@ def _finite(place: str, doc_id: str, score: object) -> float:
     except OverflowError:
         value = math.inf
     if not math.isfinite(value):
-        raise InputError(f"{place}: candidate {doc_id!r} has the score {str(score)[:40]!r}, which is not a finite number")
+        raise InputError(
+            f"{place}: candidate {doc_id!r} has the score {str(score)[:40]!r}, which is not a finite number"
+        )
     return value

@@ -22,7 +22,13 @@ from headrank.placement import describe, fastest_float, resolve_device
 from headrank.reranking.capture import Capture, ExitEarly, register
 from headrank.reranking.decoder import Decoder, load_decoder
 from headrank.reranking.decoder_files import DecoderShape, refuse_incomplete
-from headrank.reranking.model_sources import base_of, is_adapter_folder, require_tokenizer_reader, require_words, resolve_model
+from headrank.reranking.model_sources import (
+    base_of,
+    is_adapter_folder,
+    require_tokenizer_reader,
+    require_words,
+    resolve_model,
+)
 from headrank.reranking.peft_folder import merge_into
 from headrank.reranking.plain_tokenizer import PlainTokenizer
 
@@ -34,7 +40,13 @@ class AttentionReader:
     """A decoder whose attention can be read; made with ``load``."""
 
     def __init__(
-        self, model: torch.nn.Module, tokenizer: Any, prompt: PromptTemplate, name: str, num_layers: int, max_length: int | None
+        self,
+        model: torch.nn.Module,
+        tokenizer: Any,
+        prompt: PromptTemplate,
+        name: str,
+        num_layers: int,
+        max_length: int | None,
     ) -> None:
         """``num_layers`` is the depth of the whole model; ``model`` may hold fewer layers."""
         self.model, self.tokenizer, self.name, self.num_layers = model, tokenizer, name, num_layers
@@ -71,11 +83,15 @@ class AttentionReader:
         if is_auto or (asked is None and device.type == "cuda"):
             dtype, reason = fastest_float(device, dtype, is_large=_bytes_of(model) >= _SMALLEST_FOR_BFLOAT16)
         _log.info(describe(device, "int8" if is_int8 else str(dtype).removeprefix("torch."), reason, dtype))
-        tokenizer, loaded, num_layers = _load_plain(model, last_layer, dtype) or _load_with_transformers(model, last_layer, dtype)
+        tokenizer, loaded, num_layers = _load_plain(model, last_layer, dtype) or _load_with_transformers(
+            model, last_layer, dtype
+        )
         if is_int8:
             loaded = _in_int8(model, loaded, device)
         limit = getattr(text_config(loaded.config), "max_position_embeddings", None)
-        return cls(loaded.to(device).eval(), tokenizer, prompt or PromptTemplate(), str(model), num_layers, max_length or limit)
+        return cls(
+            loaded.to(device).eval(), tokenizer, prompt or PromptTemplate(), str(model), num_layers, max_length or limit
+        )
 
     def use_prompt(self, prompt: PromptTemplate) -> None:
         """Change the template without loading the model again."""
@@ -96,7 +112,9 @@ class AttentionReader:
         """
         deepest = max(heads_by_layer)
         if deepest >= self.loaded_layers:
-            raise InputError(f"{self.name}: layer {deepest} was asked for, but only {self.loaded_layers} layers are loaded")
+            raise InputError(
+                f"{self.name}: layer {deepest} was asked for, but only {self.loaded_layers} layers are loaded"
+            )
         input_ids_BS, layout = batch_contexts(contexts, self.tokenizer.pad_token_id or 0, self.device)
         capture = Capture(layout, heads_by_layer, deepest if stop_early else None, frozenset(reads))
         try:
@@ -109,7 +127,10 @@ class AttentionReader:
         # made up
         missing = set(heads_by_layer) - set(capture.query_rows or capture.log_ratios)
         if missing:
-            raise InputError(f"{self.name}: this architecture does not call the registered attention (layer {min(missing)} was never seen)")
+            raise InputError(
+                f"{self.name}: this architecture does not call the registered attention (layer {min(missing)} was "
+                "never seen)"
+            )
         return capture
 
 
@@ -123,7 +144,9 @@ def _in_int8(model: str | Path, loaded: Any, device: torch.device) -> Decoder:
     if device.type != "cpu":
         raise InputError(f"dtype 'int8' runs on the CPU, not on {device}; give bfloat16")
     if not isinstance(loaded, Decoder):
-        raise InputError(f"{model}: dtype 'int8' needs a local model of the Llama, Mistral, Qwen2 or Qwen3 family; give bfloat16")
+        raise InputError(
+            f"{model}: dtype 'int8' needs a local model of the Llama, Mistral, Qwen2 or Qwen3 family; give bfloat16"
+        )
     from headrank.reranking.int8 import quantise
 
     return quantise(loaded)
@@ -139,7 +162,11 @@ def _load_plain(model: str | Path, last_layer: int | None, dtype: torch.dtype) -
     num_layers = shape.num_hidden_layers
     if last_layer is not None and last_layer >= num_layers:
         raise InputError(f"layer {last_layer} was asked for, but the model has only {num_layers} layers")
-    return tokenizer, load_decoder(model, shape, num_layers if last_layer is None else last_layer + 1, dtype), num_layers
+    return (
+        tokenizer,
+        load_decoder(model, shape, num_layers if last_layer is None else last_layer + 1, dtype),
+        num_layers,
+    )
 
 
 def _load_with_transformers(model: str | Path, last_layer: int | None, dtype: torch.dtype) -> tuple[Any, Any, int]:
@@ -150,12 +177,16 @@ def _load_with_transformers(model: str | Path, last_layer: int | None, dtype: to
     num_layers = int(text.num_hidden_layers)
     if last_layer is not None:
         truncate_config(text, last_layer + 1)
-    tokenizer, loaded = load_complete(AutoModel, model, "decoder model", config=text, dtype=dtype, attn_implementation=register())
+    tokenizer, loaded = load_complete(
+        AutoModel, model, "decoder model", config=text, dtype=dtype, attn_implementation=register()
+    )
     return tokenizer, loaded, num_layers
 
 
 def load_complete(auto: Any, model: str | Path, kind: str, **options: Any) -> tuple[Any, Any]:
-    """The tokenizer and the model of a transformers Auto class, whole or not at all: transformers would invent what the files lack."""
+    """The tokenizer and the model of a transformers Auto class, whole or not at all: transformers would invent what
+    the files lack.
+    """
     from safetensors import SafetensorError
     from transformers import AutoTokenizer
 
@@ -167,9 +198,13 @@ def load_complete(auto: Any, model: str | Path, kind: str, **options: Any) -> tu
             tokenizer = AutoTokenizer.from_pretrained(source)
             # ignore_mismatched_sizes lets transformers load what fits: the mismatches are then reported by name below
             options["dtype"] = torch.float32 if is_adapted else dtype  # an adapter is added before anything is rounded
-            loaded, report = auto.from_pretrained(source, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+            loaded, report = auto.from_pretrained(
+                source, output_loading_info=True, ignore_mismatched_sizes=True, **options
+            )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise InputError(f"{model}: cannot be loaded as a {kind} ({first_line(error)}); are its files complete?") from error
+        raise InputError(
+            f"{model}: cannot be loaded as a {kind} ({first_line(error)}); are its files complete?"
+        ) from error
     refuse_incomplete(model, {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
     require_words(tokenizer, str(model))
     if is_adapted:

@@ -1,8 +1,8 @@
 """Rerank a whole collection: a frozen description of the work, and the function that does it.
 
-`headrank rerank`, the cells of a benchmark matrix and those of a study are all such jobs. An interrupted job goes on where it stopped:
-finished queries lie in OUTPUT.partial*.jsonl until the run is complete. Under torchrun the processes share the queries; an
-``Elsewhere`` scores them on other machines.
+`headrank rerank`, the cells of a benchmark matrix and those of a study are all such jobs. An interrupted job goes on
+where it stopped: finished queries lie in OUTPUT.partial*.jsonl until the run is complete. Under torchrun the processes
+share the queries; an ``Elsewhere`` scores them on other machines.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from headrank.torchrun import barrier, world
 
 _log = logging.getLogger(__name__)
 Item = TypeVar("Item")
-_NO_INFLUENCE = ("targets", "restart", "batch_size", "store_add", "key_cache_mb", "command")  # fields that change no score
+# fields that change no score
+_NO_INFLUENCE = ("targets", "restart", "batch_size", "store_add", "key_cache_mb", "command")
 
 
 @dataclass(frozen=True)
 class RerankJob:
     """Candidates to rerank, a model, and one or more methods that read it. Several methods share every forward.
 
-    The candidates come from a collection folder, with single files in place of its own, or from a rank_llm ``requests`` file.
-    ``prompt`` holds the switches of the prompt that were given; all others stay as the heads were selected with.
+    The candidates come from a collection folder, with single files in place of its own, or from a rank_llm ``requests``
+    file. ``prompt`` holds the switches of the prompt that were given; all others stay as the heads were selected with.
     """
 
     model: str
@@ -75,7 +76,9 @@ def rerank(job: RerankJob, elsewhere: Elsewhere | None = None) -> None:
     rank, world_size = world()
     requests = _requests(job)
     if rank == 0:
-        require_places(job.targets, reads=[job.requests, job.only, *([] if job.requests else job.open_collection().paths)])
+        require_places(
+            job.targets, reads=[job.requests, job.only, *([] if job.requests else job.open_collection().paths)]
+        )
     output, key = Path(job.targets[0].output), job_key(job, requests)
     store = PartialResults(output, key, rank, restart=job.restart)
     barrier(world_size)  # all see the same finished queries, or the shares below would not fit together
@@ -86,7 +89,9 @@ def rerank(job: RerankJob, elsewhere: Elsewhere | None = None) -> None:
     started = time.perf_counter()
     if elsewhere is not None:
         rankers, loaded = outlines(job), started
-        with contextlib.closing(progress_of(elsewhere.rows(job, pending) if pending else iter(()), len(pending))) as rows:
+        with contextlib.closing(
+            progress_of(elsewhere.rows(job, pending) if pending else iter(()), len(pending))
+        ) as rows:
             for row in rows:
                 store.add([row])
     else:
@@ -95,15 +100,22 @@ def rerank(job: RerankJob, elsewhere: Elsewhere | None = None) -> None:
         loaded = time.perf_counter()
         with contextlib.closing(progress_of(pending, len(pending))) as bar:  # an error has its line to itself
             for number, batch in enumerate(score_lists(job, rankers, bar if rank == 0 else pending)):
-                # the first batch also pays for kernels, caches and memory that the others find: it is marked, and counts in no mean of
+                # the first batch also pays for kernels, caches and memory that the others find: it is marked, and
+                # counts in no mean of
                 # seconds
                 store.add(({**row, "is_warm_up": True} for row in batch) if number == 0 else batch)
     store.close()
     barrier(world_size)
     if rank == 0:
-        facts = {"load_seconds": loaded - started, "rank_seconds": time.perf_counter() - loaded, "processes": world_size}
+        facts = {
+            "load_seconds": loaded - started,
+            "rank_seconds": time.perf_counter() - loaded,
+            "processes": world_size,
+        }
         finished = PartialResults(output, key, rank)
-        write_targets(job, requests, finished.done, rankers, facts | (elsewhere.facts() if elsewhere is not None else {}))
+        write_targets(
+            job, requests, finished.done, rankers, facts | (elsewhere.facts() if elsewhere is not None else {})
+        )
         finished.discard()
     barrier(world_size, last=True)
 
@@ -115,7 +127,9 @@ def progress_of(items: Iterable[Item], total: int | None) -> Generator[Item, Non
     yield from tqdm(items, total=total, desc="rerank", unit="query", dynamic_ncols=True, mininterval=0.5)
 
 
-def score_lists(job: RerankJob, rankers: Sequence[Any], requests: Iterable[Request]) -> Iterator[Iterator[dict[str, Any]]]:
+def score_lists(
+    job: RerankJob, rankers: Sequence[Any], requests: Iterable[Request]
+) -> Iterator[Iterator[dict[str, Any]]]:
     """The result lines of the lists, batch by batch as the job or the ranker wants them."""
     size: int = job.batch_size or getattr(next(iter(rankers), None), "batch_size", None) or 1
     for batch in _batches(requests, size):
@@ -126,7 +140,9 @@ def _score(rankers: Sequence[Any], batch: list[Request]) -> Iterator[dict[str, A
     """One result line per query of a batch; the time of a batch is shared evenly."""
     started = time.perf_counter()
     lists = [(request.query, [{"title": d.title, "text": d.text} for d in request.documents]) for request in batch]
-    results = [[result] for result in rankers[0].score_batch(lists)] if len(rankers) == 1 else _shared_scores(rankers, lists)
+    results = (
+        [[result] for result in rankers[0].score_batch(lists)] if len(rankers) == 1 else _shared_scores(rankers, lists)
+    )
     # a batch has one time: its queries share it evenly
     seconds = (time.perf_counter() - started) / len(batch)
     for request, (result, *others) in zip(batch, results, strict=True):
@@ -169,7 +185,9 @@ def _requests(job: RerankJob) -> list[Request]:
     only = read_query_ids(job.only) if job.only else None
     if job.requests is not None:
         if job.collection or job.queries or job.corpus or job.run:
-            raise InputError("requests bring their own queries, candidates and texts; leave out collection, queries, corpus and run")
+            raise InputError(
+                "requests bring their own queries, candidates and texts; leave out collection, queries, corpus and run"
+            )
         requests = requests_from_file(job.requests, depth=job.depth, shuffle=job.shuffle, only=only)
     else:
         requests = requests_from_collection(job.open_collection(), depth=job.depth, shuffle=job.shuffle, only=only)
@@ -200,13 +218,19 @@ def build_rankers(job: RerankJob) -> list[Any]:
     for target, prompt in zip(job.targets[1:], prompts[1:], strict=True):
         if prompt.hash != prompts[0].hash:
             raise InputError(
-                f"{first.method} and {target.method} have different prompts ({_difference(prompts[0], prompt)}; icr has the default "
+                f"{first.method} and {target.method} have different prompts ({_difference(prompts[0], prompt)}; icr "
+                "has the default "
                 "one), and one forward has one: set that switch of the prompt, or rerank them separately"
             )
     sets = [dataclasses.replace(heads, prompt=prompt) for heads, prompt in zip(sets, prompts, strict=True)]
     last_layer = max(heads.l_max for heads in sets)
     reader = AttentionReader.load(model, prompt=prompts[0], last_layer=last_layer, device=job.device, dtype=job.dtype)
-    common: dict[str, Any] = {"calibrate": job.calibrate, "batch_size": job.batch_size, "store": job.store, "store_add": job.store_add}
+    common: dict[str, Any] = {
+        "calibrate": job.calibrate,
+        "batch_size": job.batch_size,
+        "store": job.store,
+        "store_add": job.store_add,
+    }
     return [HeadRankReranker.from_reader(reader, heads, **common, **_key_cache(job)) for heads in sets]
 
 
@@ -219,12 +243,16 @@ def _key_cache(job: RerankJob) -> dict[str, Any]:
 
 def _difference(one: PromptTemplate, other: PromptTemplate) -> str:
     """The first field in which two prompts differ, with both values."""
-    name = next(field.name for field in dataclasses.fields(one) if getattr(one, field.name) != getattr(other, field.name))
+    name = next(
+        field.name for field in dataclasses.fields(one) if getattr(one, field.name) != getattr(other, field.name)
+    )
     return f"{name} {getattr(one, name)!r} and {getattr(other, name)!r}"
 
 
 def _build_ranker(job: RerankJob, target: Target) -> Any:
-    """The method's ranker; heads and prompt switches reach every attention method alike. A first stage needs no model."""
+    """The method's ranker; heads and prompt switches reach every attention method alike. A first stage needs no
+    model.
+    """
     from headrank.methods import FirstStage, build_ranker, find_method
 
     if find_method(target.method).kind == "first-stage":
@@ -253,10 +281,17 @@ def _build_ranker(job: RerankJob, target: Target) -> Any:
 
 def job_key(job: RerankJob, requests: Sequence[Request]) -> str:
     """Sixteen digits of everything that decides the scores, so that a changed job never continues another's work."""
-    settings = {item.name: getattr(job, item.name) for item in dataclasses.fields(job) if item.name not in _NO_INFLUENCE}
+    settings = {
+        item.name: getattr(job, item.name) for item in dataclasses.fields(job) if item.name not in _NO_INFLUENCE
+    }
     heads = [_heads_state(job, target) for target in job.targets]
     lists = [
-        [request.query_id, request.query, [c.doc_id for c in request.candidates], [[d.title, d.text] for d in request.documents]]
+        [
+            request.query_id,
+            request.query,
+            [c.doc_id for c in request.candidates],
+            [[d.title, d.text] for d in request.documents],
+        ]
         for request in requests
     ]
     # where results go is left out: a moved output goes on from what was computed
@@ -272,7 +307,9 @@ def _store_state(job: RerankJob) -> list[str]:
 
 
 def _heads_state(job: RerankJob, target: Target) -> str | None:
-    """The content of the heads' file, also of a readout that the package brings, which another version may have fitted anew."""
+    """The content of the heads' file, also of a readout that the package brings, which another version may have
+    fitted anew.
+    """
     given = target.heads
     if given in shipped_readouts.NAMES or (given is None and target.method == "headrank" and job.model == EMBEDDED):
         return fingerprint([file_state(path) for path in shipped_readouts.files(given or shipped_readouts.DEFAULT)])

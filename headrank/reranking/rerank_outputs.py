@@ -58,7 +58,9 @@ def _check_can_share(targets: Sequence[Target]) -> None:
     for target in targets:
         method = find_method(target.method)
         if method.kind != "attention":
-            raise InputError(f"method {target.method!r} is {method.kind}, reads no attention and shares no forward; rerank it alone")
+            raise InputError(
+                f"method {target.method!r} is {method.kind}, reads no attention and shares no forward; rerank it alone"
+            )
         if method.needs_heads and target.heads is None and method.name != "headrank":
             raise InputError(f"method {target.method!r} needs heads; give a heads.json")
 
@@ -100,7 +102,12 @@ def _row_of(row: Mapping[str, Any], place: int) -> dict[str, Any]:
 
 
 def _write_target(
-    job: RerankJob, target: Target, requests: Sequence[Request], rows: list[dict[str, Any]], ranker: Any, facts: dict[str, Any]
+    job: RerankJob,
+    target: Target,
+    requests: Sequence[Request],
+    rows: list[dict[str, Any]],
+    ranker: Any,
+    facts: dict[str, Any],
 ) -> None:
     """Run, scores and facts of one method."""
     ranked: dict[str, list[tuple[str, float]]] = {}
@@ -114,8 +121,13 @@ def _write_target(
     if target.output.endswith(".jsonl"):
         from headrank.reranking.rank_llm_format import read_candidates_jsonl, write_candidates_jsonl
 
-        wanted = {doc_id for pairs in ranked.values() for doc_id, _ in pairs}  # also those below the depth, whose texts nobody needs
-        texts = read_candidates_jsonl(job.requests)[2] if job.requests else read_corpus(job.open_collection().corpus_path, wanted)
+        # also those below the depth, whose texts nobody needs
+        wanted = {doc_id for pairs in ranked.values() for doc_id, _ in pairs}
+        texts = (
+            read_candidates_jsonl(job.requests)[2]
+            if job.requests
+            else read_corpus(job.open_collection().corpus_path, wanted)
+        )
         write_candidates_jsonl(target.output, {request.query_id: request.query for request in requests}, ranked, texts)
     else:
         write_run(target.output, ranked, target.tag or target.method)
@@ -135,8 +147,12 @@ def template_of(ranker: Any) -> PromptTemplate | None:
     return ranker.reader.encoder.template if hasattr(ranker, "reader") else getattr(ranker, "prompt", None)
 
 
-def facts_of(job: RerankJob, target: Target, rows: list[dict[str, Any]], ranker: Any, facts: dict[str, Any]) -> dict[str, Any]:
-    """What the run cost and what it was made with. A shared forward's cost is that of a method that reads all of it, as ICR."""
+def facts_of(
+    job: RerankJob, target: Target, rows: list[dict[str, Any]], ranker: Any, facts: dict[str, Any]
+) -> dict[str, Any]:
+    """What the run cost and what it was made with. A shared forward's cost is that of a method that reads all of it,
+    as ICR.
+    """
     from headrank.provenance import peak_memory_bytes, versions
 
     heads, template = getattr(ranker, "heads", None), template_of(ranker)
@@ -149,7 +165,9 @@ def facts_of(job: RerankJob, target: Target, rows: list[dict[str, Any]], ranker:
         "seconds_per_query": _seconds(rows) if facts["reads_the_whole_forward"] else None,
         "warm_up_queries": sum(bool(row.get("is_warm_up")) for row in rows),
         "tokens_per_query": sum(row["tokens"] for row in rows) / len(rows),
-        "peak_memory_bytes": peak_memory_bytes() if facts["reads_the_whole_forward"] and facts.get("engine") is None else None,
+        "peak_memory_bytes": peak_memory_bytes()
+        if facts["reads_the_whole_forward"] and facts.get("engine") is None
+        else None,
         "layers_used": getattr(ranker, "layers_used", None),
         "num_layers": heads.num_layers if heads is not None else None,
         "heads": [list(head) for head in heads.heads] if heads is not None else None,
@@ -168,12 +186,16 @@ def _seconds(rows: list[dict[str, Any]]) -> float:
 
 
 def _success(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Format success over all queries, whichever process or earlier run ranked them; None where nothing was generated."""
+    """Format success over all queries, whichever process or earlier run ranked them; None where nothing was
+    generated.
+    """
     if not any("windows" in row for row in rows):
         return None
     from headrank.generation.rankgpt import ParsedAnswer, SuccessRates
 
     rates = SuccessRates()
     for row in rows:
-        rates.add([ParsedAnswer(tuple(range(size)), recovered, strict) for recovered, size, strict in row.get("windows", [])])
+        rates.add(
+            [ParsedAnswer(tuple(range(size)), recovered, strict) for recovered, size, strict in row.get("windows", [])]
+        )
     return rates.to_dict()

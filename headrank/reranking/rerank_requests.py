@@ -1,4 +1,6 @@
-"""Reranking requests: a query with the candidates to rerank in prompt order, from a collection or a rank_llm file; and their scores."""
+"""Reranking requests: a query with the candidates to rerank in prompt order, from a collection or a rank_llm file;
+and their scores.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +44,18 @@ def requests_from_collection(
     queries, candidates = collection.queries(), collection.run()
     unknown = sorted(set(candidates) - set(queries))
     if unknown:
-        raise InputError(f"{collection.run_path}: query {unknown[0]!r} is not in {collection.queries_path} ({len(unknown)} such queries)")
+        raise InputError(
+            f"{collection.run_path}: query {unknown[0]!r} is not in {collection.queries_path} ({len(unknown)} such "
+            "queries)"
+        )
     # only what is read: a corpus may hold millions of texts
     corpus = collection.documents({row.doc_id for rows in candidates.values() for row in rows[:depth]})
     return _requests(queries, candidates, corpus, depth, shuffle, only)
 
 
-def requests_from_file(path: str, *, depth: int, shuffle: int | None = None, only: Ids[str] | None = None) -> list[Request]:
+def requests_from_file(
+    path: str, *, depth: int, shuffle: int | None = None, only: Ids[str] | None = None
+) -> list[Request]:
     """The requests of a rank_llm JSONL file, which carries queries, candidates and texts together."""
     return _requests(*read_candidates_jsonl(path), depth, shuffle, only)
 
@@ -56,15 +63,20 @@ def requests_from_file(path: str, *, depth: int, shuffle: int | None = None, onl
 def request_from_row(
     place: str, row: Mapping[str, object], corpus: dict[str, Document], *, depth: int, shuffle: int | None = None
 ) -> Request | None:
-    """One rank_llm request, where a file holds too many to be read at once; None where there is nothing to rerank. All of its texts
-    go into ``corpus``.
+    """One rank_llm request, where a file holds too many to be read at once; None where there is nothing to rerank. All
+    of its texts go into ``corpus``.
     """
     query_id, query, candidates = parse_request(place, row, corpus)
     return _request(query_id, query, candidates, corpus, depth, shuffle) if candidates else None
 
 
 def _requests(
-    queries: Mapping[str, str], candidates: Run, corpus: Mapping[str, Document], depth: int, shuffle: int | None, only: Ids[str] | None
+    queries: Mapping[str, str],
+    candidates: Run,
+    corpus: Mapping[str, Document],
+    depth: int,
+    shuffle: int | None,
+    only: Ids[str] | None,
 ) -> list[Request]:
     """In the order of the query file; queries without candidates have nothing to rerank."""
     chosen = (query_id for query_id in queries if candidates.get(query_id) and (only is None or query_id in only))
@@ -72,9 +84,16 @@ def _requests(
 
 
 def _request(
-    query_id: str, query: str, rows: Sequence[Candidate], corpus: Mapping[str, Document], depth: int, shuffle: int | None
+    query_id: str,
+    query: str,
+    rows: Sequence[Candidate],
+    corpus: Mapping[str, Document],
+    depth: int,
+    shuffle: int | None,
 ) -> Request:
-    """Cut at the depth; a shuffle depends on its seed and the query alone, so a subset of queries gets the same orders."""
+    """Cut at the depth; a shuffle depends on its seed and the query alone, so a subset of queries gets the same
+    orders.
+    """
     # cut before the shuffle: the same candidates are reranked in every order
     head = list(rows[:depth])
     if shuffle is not None:

@@ -1,8 +1,8 @@
 """HeadRankReranker: rank passages by the attention of a few heads, on any Hugging Face decoder.
 
-One interface, two ways of reading, chosen by the heads' prompt: lists that stand in one prompt (prompt_reranker.py: the paper's
-score, and every other method that reads attention) and passages that stand alone (late_reranker.py). ``rank`` and ``rank_batch``
-order passages, ``score`` gives their numbers, ``explain`` where they come from.
+One interface, two ways of reading, chosen by the heads' prompt: lists that stand in one prompt (prompt_reranker.py: the
+paper's score, and every other method that reads attention) and passages that stand alone (late_reranker.py). ``rank``
+and ``rank_batch`` order passages, ``score`` gives their numbers, ``explain`` where they come from.
 """
 
 from __future__ import annotations
@@ -59,10 +59,11 @@ class HeadRankReranker(ABC):
     ) -> HeadRankReranker:
         """Load a model ('embedded', a directory, a hub name) with its heads.
 
-        ``heads`` is a HeadSet, a heads.json, "all" (every head, as ICR), or None for those in the model's headrank.json. The
-        embedded model brings "fast" (its default) and "full", which are read with the trained adapter that comes with the package,
-        and "untrained-full" and "untrained-fast" without it; any other heads are read on the embedded model as it is. The prompt is
-        the heads' own unless one is given. Layers above the deepest head are not loaded. Other options are those of ``from_reader``.
+        ``heads`` is a HeadSet, a heads.json, "all" (every head, as ICR), or None for those in the model's
+        headrank.json. The embedded model brings "fast" (its default) and "full", which are read with the trained
+        adapter that comes with the package, and "untrained-full" and "untrained-fast" without it; any other heads are
+        read on the embedded model as it is. The prompt is the heads' own unless one is given. Layers above the deepest
+        head are not loaded. Other options are those of ``from_reader``.
         """
         model = shipped_readouts.model_to_read(model, heads)
         chosen = choose_heads(model, heads, prompt)
@@ -87,12 +88,14 @@ class HeadRankReranker(ABC):
         store: str | Path | None = None,
         store_add: bool = False,
     ) -> HeadRankReranker:
-        """A reranker for these heads on a loaded model: late if their prompt is, else by lists that stand in one prompt.
+        """A reranker for these heads on a loaded model: late if their prompt is, else by lists that stand in one
+        prompt.
 
-        ``calibrate`` False ranks by raw masses; log masses are never calibrated. ``batch_size`` is lists at a time (default: 1, or
-        32 in the late layout, whose passages fill batches of their own). ``key_source`` and ``key_cache_bytes`` belong to the late
-        layout: where kept keys come from, and how many bytes of recent ones are remembered. ``store`` is the folder of a passage
-        store that 'headrank index' made; ``store_add`` adds the passages that it lacks.
+        ``calibrate`` False ranks by raw masses; log masses are never calibrated. ``batch_size`` is lists at a time
+        (default: 1, or 32 in the late layout, whose passages fill batches of their own). ``key_source`` and
+        ``key_cache_bytes`` belong to the late layout: where kept keys come from, and how many bytes of recent ones are
+        remembered. ``store`` is the folder of a passage store that 'headrank index' made; ``store_add`` adds the
+        passages that it lacks.
         """
         if store_add and store is None:
             raise InputError("`store_add` needs a store to add to; give `store`")
@@ -103,7 +106,9 @@ class HeadRankReranker(ABC):
         if heads.prompt.is_late:
             from headrank.reranking.late_reranker import LateReranker
 
-            return LateReranker(reader, heads, batch_size=batch_size, key_source=key_source, key_cache_bytes=key_cache_bytes)
+            return LateReranker(
+                reader, heads, batch_size=batch_size, key_source=key_source, key_cache_bytes=key_cache_bytes
+            )
         _check_store(store if key_source is None else key_source, heads)
         from headrank.reranking.prompt_reranker import PromptReranker
 
@@ -117,7 +122,9 @@ class HeadRankReranker(ABC):
     def rank(
         self, query: str, documents: Sequence[DocumentLike], top_k: int | None = None, return_documents: bool = False
     ) -> list[dict[str, Any]]:
-        """Rank ``documents`` for ``query``: [{"corpus_id", "score"(, "text")}], best first, as CrossEncoder.rank does."""
+        """Rank ``documents`` for ``query``: [{"corpus_id", "score"(, "text")}], best first, as CrossEncoder.rank
+        does.
+        """
         return self.rank_batch([(query, documents)], top_k=top_k, return_documents=return_documents)[0]
 
     def rank_batch(
@@ -144,7 +151,9 @@ class HeadRankReranker(ABC):
         return self.score_batch([(query, documents)])[0].scores
 
     @abstractmethod
-    def score_batch(self, requests: Sequence[tuple[str, Sequence[DocumentLike]]], *, batch_size: int | None = None) -> list[ListScores]:
+    def score_batch(
+        self, requests: Sequence[tuple[str, Sequence[DocumentLike]]], *, batch_size: int | None = None
+    ) -> list[ListScores]:
         """The scores of each list in the order its documents were given, with what reading it took."""
 
     @abstractmethod
@@ -162,16 +171,21 @@ def _check_store(store: object, heads: HeadSet) -> None:
     if store is None:
         return
     if not heads.prompt.is_late:
-        raise InputError(f"keys of passages are kept in the late layout only, and these heads read the {heads.prompt.document_layout} one")
+        raise InputError(
+            "keys of passages are kept in the late layout only, and these heads read the "
+            f"{heads.prompt.document_layout} one"
+        )
     if isinstance(store, str | Path):
         from headrank.passage_store.header import StoreHeader
 
         StoreHeader.read(store)
 
 
-def choose_heads(model: str | Path, heads: HeadSet | str | Path | None, prompt: PromptTemplate | None = None) -> HeadSet:
-    """Resolve what the caller gave as ``heads``: a HeadSet, a heads.json, "all", the name of a shipped readout, or None for the
-    model's own: those in its headrank.json, or the default readout of the embedded model.
+def choose_heads(
+    model: str | Path, heads: HeadSet | str | Path | None, prompt: PromptTemplate | None = None
+) -> HeadSet:
+    """Resolve what the caller gave as ``heads``: a HeadSet, a heads.json, "all", the name of a shipped readout, or None
+    for the model's own: those in its headrank.json, or the default readout of the embedded model.
     """
     if isinstance(heads, HeadSet):
         return heads
@@ -185,7 +199,11 @@ def choose_heads(model: str | Path, heads: HeadSet | str | Path | None, prompt: 
         return shipped_readouts.shipped_readout(shipped_readouts.DEFAULT, model)
     exported = read_headrank_json(model)
     if exported is None:
-        found = "no headrank.json beside this model" if Path(model).is_dir() else "not a folder here, and a hub name brings no heads"
+        found = (
+            "no headrank.json beside this model"
+            if Path(model).is_dir()
+            else "not a folder here, and a hub name brings no heads"
+        )
         raise InputError(f"{model}: {found}; give `heads`, a file made by 'headrank select-heads'")
     try:
         return HeadSet.from_dict(exported.get("heads"))
@@ -193,7 +211,9 @@ def choose_heads(model: str | Path, heads: HeadSet | str | Path | None, prompt: 
         raise InputError(f"{model}/headrank.json: {error}; export the model again with 'headrank export-hf'") from None
 
 
-def checked_requests(requests: Sequence[tuple[str, Sequence[DocumentLike]]], batch_size: int) -> tuple[ListOfPairs, int]:
+def checked_requests(
+    requests: Sequence[tuple[str, Sequence[DocumentLike]]], batch_size: int
+) -> tuple[ListOfPairs, int]:
     """The lists as (query, (title, text) pairs) and the batch size; a list without documents is an InputError."""
     if batch_size < 1:
         raise InputError(f"`batch_size` {batch_size} must be at least 1")
@@ -205,19 +225,29 @@ def checked_requests(requests: Sequence[tuple[str, Sequence[DocumentLike]]], bat
 
 
 def titles_and_texts(documents: Sequence[DocumentLike]) -> list[tuple[str, str]]:
-    """Documents as (title, text); strings have no title. One string is not a list of documents, though Python could walk it."""
+    """Documents as (title, text); strings have no title. One string is not a list of documents, though Python could
+    walk it.
+    """
     if isinstance(documents, str) or not hasattr(documents, "__len__"):
-        raise InputError(f"documents must be a list of strings or mappings, found {type(documents).__name__}: {str(documents)[:60]!r}")
+        raise InputError(
+            f"documents must be a list of strings or mappings, found {type(documents).__name__}: "
+            f"{str(documents)[:60]!r}"
+        )
     return [_title_and_text(document) for document in documents]
 
 
 def _title_and_text(document: DocumentLike) -> tuple[str, str]:
     if isinstance(document, str):
         return "", document
-    if isinstance(document, Mapping) and isinstance(document.get("text"), str) and isinstance(document.get("title") or "", str):
+    if (
+        isinstance(document, Mapping)
+        and isinstance(document.get("text"), str)
+        and isinstance(document.get("title") or "", str)
+    ):
         return document.get("title") or "", document["text"]
     raise InputError(
-        f"a document must be a string or a mapping with 'text' (and 'title'), found {type(document).__name__}: {str(document)[:60]!r}"
+        f"a document must be a string or a mapping with 'text' (and 'title'), found {type(document).__name__}: "
+        f"{str(document)[:60]!r}"
     )
 
 

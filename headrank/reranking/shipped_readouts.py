@@ -1,9 +1,9 @@
 """What the package brings for the embedded model: an adapter that training made, and readouts with and without it.
 
-``full`` and ``fast`` read the trained model: the embedded one with the adapter in embedded/adapter. ``untrained-full`` and
-``untrained-fast`` read the embedded model as it is. ``fast`` ones read at most 20 of 30 layers and 16 (layer, key-value group) pairs.
-``fast`` is the default: on held-out lists it is as good as ``full``, and a passage store of it is a quarter as large.
-configs/readouts.yaml and configs/teacher.yaml make them; a new file replaces an old one.
+``full`` and ``fast`` read the trained model: the embedded one with the adapter in embedded/adapter. ``untrained-full``
+and ``untrained-fast`` read the embedded model as it is. ``fast`` ones read at most 20 of 30 layers and 16 (layer,
+key-value group) pairs. ``fast`` is the default: on held-out lists it is as good as ``full``, and a passage store of it
+is a quarter as large. configs/readouts.yaml and configs/teacher.yaml make them; a new file replaces an old one.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ def shipped_path(name: str) -> Path:
 def model_to_read(model: str | Path, heads: HeadSet | str | Path | None) -> str:
     """The model that is read with these heads: a path or hub name.
 
-    'embedded' with a readout of the trained model, or with nothing said, is the trained model. With any other heads it is the
-    embedded model as it is, on which they were selected. A reranker on the hub is fetched whole: its heads lie beside its weights.
+    'embedded' with a readout of the trained model, or with nothing said, is the trained model. With any other heads it
+    is the embedded model as it is, on which they were selected. A reranker on the hub is fetched whole: its heads lie
+    beside its weights.
     """
     is_trained = heads is None or (isinstance(heads, str) and heads in TRAINED)
     return str(ADAPTER) if is_trained and str(model) == EMBEDDED else reranker_from_hub(resolve_model(model))
@@ -55,7 +56,8 @@ def shipped_readout(name: str, model: str | Path) -> HeadSet:
     fits = str(model) == EMBEDDED or (is_shipped_adapter(model) if name in TRAINED else is_embedded(model))
     if not fits:
         raise InputError(
-            f"heads {name!r} are a readout of the embedded model, not of {model}; fit one with 'headrank select-heads --method readout' "
+            f"heads {name!r} are a readout of the embedded model, not of {model}; fit one with 'headrank "
+            "select-heads --method readout' "
             f"(a file of that name is ./{name})"
         )
     from headrank.method.heads import HeadSet  # imports torch

@@ -1,7 +1,8 @@
 """CoRe heads: the contrastive softmax over uncalibrated masses, without the entropy gate.
 
-Its own code uses temperature 0.001 (0.1 for Llama and Phi), one positive document and hard negatives a query (``Contrast`` irrelevant),
-and can prune upper layers before detection. Scoring with the chosen heads is calibrated, as for every attention method here.
+Its own code uses temperature 0.001 (0.1 for Llama and Phi), one positive document and hard negatives a query
+(``Contrast`` irrelevant), and can prune upper layers before detection. Scoring with the chosen heads is calibrated, as
+for every attention method here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ class CoreSelection(EntropySelection):
 
     name, top_k = "core", 8
 
-    def __init__(self, temperature: float = TEMPERATURE, is_calibrated: bool = False, contrast: Contrast | None = None) -> None:
+    def __init__(
+        self, temperature: float = TEMPERATURE, is_calibrated: bool = False, contrast: Contrast | None = None
+    ) -> None:
         """``temperature`` is CoRe's t; calibrated masses are not its definition, only a switch for experiments."""
         super().__init__(temperature, entropy_weight=0.0, is_calibrated=is_calibrated, contrast=contrast)
 

@@ -1,8 +1,8 @@
 """NIAH: retrieval heads, found by copy events while the model writes the answer to a needle question.
 
 Shapes: L layers, H heads, T decoding steps. At each step a head scores when the token it attends to most lies in the
-needle's answer and is the token generated; the score of a trial is events / answer tokens, and trials count only when the
-answer is right. Decoding is greedy with a cache; of every step only each head's most attended position is kept.
+needle's answer and is the token generated; the score of a trial is events / answer tokens, and trials count only when
+the answer is right. Decoding is greedy with a cache; of every step only each head's most attended position is kept.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def niah_attention(
         logits_HS = (query[0].float() @ keys[0].float().transpose(-1, -2))[:, 0]
         if attention_mask is not None:
             mask_S = attention_mask[0, 0, 0, : logits_HS.shape[-1]]
-            logits_HS = logits_HS.masked_fill(~mask_S, float("-inf")) if mask_S.dtype == torch.bool else logits_HS + mask_S
+            logits_HS = (
+                logits_HS.masked_fill(~mask_S, float("-inf")) if mask_S.dtype == torch.bool else logits_HS + mask_S
+            )
         dropped = headrank_step.length - key.shape[2]  # what a sliding-window cache has forgotten
         headrank_step.positions[module.layer_idx] = logits_HS.argmax(-1) + dropped
     return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
@@ -70,7 +72,9 @@ def register() -> str:
 
 
 @torch.inference_mode()
-def decode(model: Any, prompt_ids: Sequence[int], *, max_new_tokens: int, stop_ids: Iterable[int]) -> tuple[list[int], np.ndarray]:
+def decode(
+    model: Any, prompt_ids: Sequence[int], *, max_new_tokens: int, stop_ids: Iterable[int]
+) -> tuple[list[int], np.ndarray]:
     """Greedy decoding: the tokens written (without the stop token) and every head's most attended position [T, L, H].
 
     The row of a step is that of the token fed in, which is the one that predicts the token written.
@@ -85,9 +89,16 @@ def decode(model: Any, prompt_ids: Sequence[int], *, max_new_tokens: int, stop_i
     token = int(prompt_ids[-1])
     for step in range(max_new_tokens):
         capture = StepCapture(len(prompt_ids) + step)
-        output = model(input_ids=torch.tensor([[token]], device=device), past_key_values=cache, use_cache=True, headrank_step=capture)
+        output = model(
+            input_ids=torch.tensor([[token]], device=device),
+            past_key_values=cache,
+            use_cache=True,
+            headrank_step=capture,
+        )
         if len(capture.positions) != num_layers:
-            raise InputError(f"{model.config._name_or_path}: this architecture does not call the registered attention in every layer")
+            raise InputError(
+                f"{model.config._name_or_path}: this architecture does not call the registered attention in every layer"
+            )
         token = int(output.logits[0, -1].argmax())
         if token in stop:
             break
@@ -97,7 +108,9 @@ def decode(model: Any, prompt_ids: Sequence[int], *, max_new_tokens: int, stop_i
     return written, np.array(positions, np.int64).reshape(len(written), num_layers, num_heads)
 
 
-def copy_score(prompt_ids: Sequence[int], answer_span: tuple[int, int], written: Sequence[int], positions_TLH: np.ndarray) -> np.ndarray:
+def copy_score(
+    prompt_ids: Sequence[int], answer_span: tuple[int, int], written: Sequence[int], positions_TLH: np.ndarray
+) -> np.ndarray:
     """The score [L, H] of one trial: copy events / answer tokens."""
     start, end = answer_span
     prompt = np.asarray(prompt_ids)
@@ -111,7 +124,9 @@ def copy_score(prompt_ids: Sequence[int], answer_span: tuple[int, int], written:
 
 
 def is_right(answer: str, response: str) -> bool:
-    """Whether more than half of the answer's words come back (unigram recall, every word as often as it is in the answer)."""
+    """Whether more than half of the answer's words come back (unigram recall, every word as often as it is in the
+    answer).
+    """
 
     def words(text: str) -> list[str]:
         return "".join(char.lower() if char.isalnum() else " " for char in text).split()
@@ -151,7 +166,8 @@ class NiahSelection:
         tokenizer, model, limit = self.generator.tokenizer, self.generator.model, self.generator.max_length
         if limit is not None and len(prompt_ids) + self.max_new_tokens > limit:
             raise InputError(
-                f"niah: a haystack and its question take {len(prompt_ids)} tokens, and the model's context is {limit} with the answer; "
+                f"niah: a haystack and its question take {len(prompt_ids)} tokens, and the model's context is "
+                f"{limit} with the answer; "
                 "give shorter haystacks (`haystack_words`)"
             )
         own = model.generation_config.eos_token_id
@@ -172,18 +188,28 @@ class NiahSelection:
         # the last occurrence: a name may stand earlier in the sentence too
         begin = text.index(needle.sentence) + needle.sentence.rindex(needle.answer)
         encoded = self.generator.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        inside = [n for n, (first, last) in enumerate(encoded["offset_mapping"]) if first < begin + len(needle.answer) and last > begin]
+        inside = [
+            n
+            for n, (first, last) in enumerate(encoded["offset_mapping"])
+            if first < begin + len(needle.answer) and last > begin
+        ]
         return encoded["input_ids"], (inside[0], inside[-1] + 1)
 
     def settings(self) -> dict[str, Any]:
         """How many questions were asked and answered."""
-        return {"needles": self.asked, "answered": self.scores.count, "recall_above": RECALL, "max_new_tokens": self.max_new_tokens}
+        return {
+            "needles": self.asked,
+            "answered": self.scores.count,
+            "recall_above": RECALL,
+            "max_new_tokens": self.max_new_tokens,
+        }
 
     def columns(self) -> dict[str, np.ndarray]:
         """The mean copy score."""
         if not self.scores.count:
             raise InputError(
-                f"niah: none of {self.asked} needle questions was answered, so no copying was seen; give shorter haystacks "
+                f"niah: none of {self.asked} needle questions was answered, so no copying was seen; give shorter "
+                "haystacks "
                 "(`haystack_words`), more needles (`needles`) or a stronger model"
             )
         return {"copy_score": self.scores.value("an answered needle")}

@@ -1,8 +1,8 @@
 """Query-focused retrieval heads (QR): the calibrated mass on gold documents, or the NDCG of a head on its own.
 
 No causal interventions, whatever the HeadRank paper says. QR's score of a head sums the gold documents of a query and
-averages over queries, which ranks heads exactly as the mean over all gold documents does; its released detection for BEIR
-ranks heads by the NDCG@10 each reaches alone, on shuffled lists.
+averages over queries, which ranks heads exactly as the mean over all gold documents does; its released detection for
+BEIR ranks heads by the NDCG@10 each reaches alone, on shuffled lists.
 """
 
 from __future__ import annotations

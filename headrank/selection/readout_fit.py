@@ -1,7 +1,8 @@
-"""The fit of a readout: pairwise logistic regression on head values, with L2, and a group lasso that chooses key-value groups.
+"""The fit of a readout: pairwise logistic regression on head values, with L2, and a group lasso that chooses key-value
+groups.
 
-Everything is convex and starts at zero, so the same lists give the same weights. A query's pairs are averaged before queries are:
-one with many pairs does not count more.
+Everything is convex and starts at zero, so the same lists give the same weights. A query's pairs are averaged before
+queries are: one with many pairs does not count more.
 
 Shapes: N passages of a list, M passages of all lists, P pairs of all lists, K heads, R query rows.
 """
@@ -30,13 +31,17 @@ def log_mass_values(ratios_NKR: np.ndarray, offsets_K: np.ndarray, floor: float)
 
 def median_offsets(ratios: Sequence[np.ndarray], num_heads: int) -> np.ndarray:
     """c_h: each head's median ratio over all passages and rows of the training lists, float64 [K]."""
-    pooled = np.concatenate([values[:, :num_heads].transpose(1, 0, 2).reshape(num_heads, -1) for values in ratios], axis=1)
+    pooled = np.concatenate(
+        [values[:, :num_heads].transpose(1, 0, 2).reshape(num_heads, -1) for values in ratios], axis=1
+    )
     return np.median(pooled.astype(np.float32), axis=1).astype(np.float64)
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Preferences within lists: passage ``first`` is the better one with probability ``target``; ``weight`` sums to 1 over all."""
+    """Preferences within lists: passage ``first`` is the better one with probability ``target``; ``weight`` sums to
+    1 over all.
+    """
 
     first_P: np.ndarray
     second_P: np.ndarray
@@ -95,7 +100,9 @@ class Problem:
         self.pairs = Pairs(first.astype(int), second.astype(int), target, weight / max(1, self.num_lists))
 
     def loss(self, scaled_K: np.ndarray, features_MK: np.ndarray | None = None) -> tuple[float, np.ndarray]:
-        """Loss and gradient for weights of scaled features; ``features_MK`` are those columns only that the weights belong to."""
+        """Loss and gradient for weights of scaled features; ``features_MK`` are those columns only that the weights
+        belong to.
+        """
         features = self.features_MK if features_MK is None else features_MK
         pairs, scores_M = self.pairs, features @ scaled_K
         margin_P = scores_M[pairs.first_P] - scores_M[pairs.second_P]
@@ -122,14 +129,19 @@ def fit_ridge(problem: Problem, l2: float, chosen: np.ndarray | None = None) -> 
         loss, gradient = problem.loss(scaled, features_MK)
         return loss + l2 / 2 * float(scaled @ scaled), gradient + l2 * scaled
 
-    found = minimize(objective, np.zeros(len(columns)), jac=True, method="L-BFGS-B", options={"maxiter": _STEPS, "gtol": _TOLERANCE})
+    found = minimize(
+        objective, np.zeros(len(columns)), jac=True, method="L-BFGS-B", options={"maxiter": _STEPS, "gtol": _TOLERANCE}
+    )
     weights_K = np.zeros(problem.num_features)
     weights_K[columns] = found.x
     return weights_K
 
 
-def fit_group_lasso(problem: Problem, groups: Sequence[np.ndarray], penalty: float, l2: float, start_K: np.ndarray) -> np.ndarray:
-    """Weights [K] minimising loss + l2/2 |w|^2 + penalty * sum_g sqrt(|g|) |w_g|, by accelerated proximal gradient steps.
+def fit_group_lasso(
+    problem: Problem, groups: Sequence[np.ndarray], penalty: float, l2: float, start_K: np.ndarray
+) -> np.ndarray:
+    """Weights [K] minimising loss + l2/2 |w|^2 + penalty * sum_g sqrt(|g|) |w_g|, by accelerated proximal gradient
+    steps.
 
     Features outside all groups stay 0. ``start_K`` is where to begin (a neighbouring penalty's solution).
     """
@@ -152,7 +164,9 @@ def fit_group_lasso(problem: Problem, groups: Sequence[np.ndarray], penalty: flo
 
 
 def _accelerated(
-    smooth: Callable[[np.ndarray], tuple[float, np.ndarray]], shrunk: Callable[[np.ndarray, float], np.ndarray], start_K: np.ndarray
+    smooth: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    shrunk: Callable[[np.ndarray, float], np.ndarray],
+    start_K: np.ndarray,
 ) -> np.ndarray:
     """FISTA with backtracking and a restart whenever the momentum points uphill."""
     weights_K, ahead_K, momentum, step = start_K, start_K, 1.0, 1.0

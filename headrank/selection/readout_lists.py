@@ -25,7 +25,8 @@ class ReadoutList:
     documents: tuple[tuple[str, str], ...]  # (title, text), the text cut as it is read
     grades: tuple[int | None, ...]  # None where nobody judged
     teacher: tuple[float, ...] | None
-    judged: Mapping[str, int]  # all judgements of the query, also of passages outside the list; empty where there are none
+    # all judgements of the query, also of passages outside the list; empty where there are none
+    judged: Mapping[str, int]
 
     @property
     def key(self) -> str:
@@ -42,10 +43,11 @@ def collection_lists(
     most_lists: int | None = None,
     only: Ids[str] | None = None,
 ) -> list[ReadoutList]:
-    """The lists of one collection: passages that the teacher's run ``labels`` scored, or all of them where grades are the labels.
+    """The lists of one collection: passages that the teacher's run ``labels`` scored, or all of them where grades are
+    the labels.
 
-    ``list_words`` cuts the passages of each list to one of these lengths, fixed by the query id, so that a fit sees several.
-    ``most_lists`` takes a sample that only grows with the number.
+    ``list_words`` cuts the passages of each list to one of these lengths, fixed by the query id, so that a fit sees
+    several. ``most_lists`` takes a sample that only grows with the number.
     """
     queries, run = collection.queries(), collection.run()
     qrels = collection.qrels() if collection.qrels_path is not None else {}
@@ -56,8 +58,13 @@ def collection_lists(
     if most_lists is not None:
         chosen = sorted(chosen, key=lambda query: _digest("readout", query))[:most_lists]
     if not chosen:
-        raise InputError(f"collection {collection.name}: no query has candidates and labels; check the run and the labels")
-    rows = {query: [row for row in run[query][:depth] if scored is None or row.doc_id in _scores(scored[query])] for query in chosen}
+        raise InputError(
+            f"collection {collection.name}: no query has candidates and labels; check the run and the labels"
+        )
+    rows = {
+        query: [row for row in run[query][:depth] if scored is None or row.doc_id in _scores(scored[query])]
+        for query in chosen
+    }
     corpus = collection.documents({row.doc_id for found in rows.values() for row in found})
     return [
         _list(collection.name, query, queries[query], rows[query], corpus, qrels.get(query, {}), scored, list_words)
@@ -94,9 +101,13 @@ def _list(
 
 def _check(collection: Collection, labels: str | None, qrels: Qrels, scored: Run | None) -> None:
     if scored is None and not qrels:
-        raise InputError(f"collection {collection.name}: no qrels.txt; give a teacher's run with `labels` (see 'headrank label')")
+        raise InputError(
+            f"collection {collection.name}: no qrels.txt; give a teacher's run with `labels` (see 'headrank label')"
+        )
     if scored is not None and not scored.keys() & collection.queries().keys():
-        raise InputError(f"{labels}: no query of {collection.queries_path} is in it; `labels` come in the order of `collection`")
+        raise InputError(
+            f"{labels}: no query of {collection.queries_path} is in it; `labels` come in the order of `collection`"
+        )
 
 
 def _scores(rows: Sequence[Candidate]) -> dict[str, float]:

@@ -1,7 +1,9 @@
-"""What a readout is fitted from: the log ratio of every head and query row to every passage of a list, and the passages' lengths.
+"""What a readout is fitted from: the log ratio of every head and query row to every passage of a list, and the
+passages' lengths.
 
-A log ratio is the log sum over a passage minus that over the opening, in the same row. Rows are kept apart, so that another floor
-or another offset costs no forward. Kept as float16: its rounding (below 0.01) is far under the spread of a list.
+A log ratio is the log sum over a passage minus that over the opening, in the same row. Rows are kept apart, so that
+another floor or another offset costs no forward. Kept as float16: its rounding (below 0.01) is far under the spread of
+a list.
 
 Shapes: N passages, K heads (layer by layer), R query rows.
 """
@@ -48,7 +50,9 @@ class LateStatistics:
         layers = num_layers or reader.num_layers
         heads = tuple((layer, head) for layer in range(layers) for head in range(reader.num_heads))
         readout = Readout(weights=(1.0,) * len(heads))
-        every = HeadSet(heads, "readout", reader.name, reader.num_layers, reader.num_heads, prompt=prompt, readout=readout)
+        every = HeadSet(
+            heads, "readout", reader.name, reader.num_layers, reader.num_heads, prompt=prompt, readout=readout
+        )
         self.late = LateReader(reader, every, tokens_per_batch=STATISTICS_TOKENS)
 
     @torch.inference_mode()
@@ -89,11 +93,16 @@ class PromptStatistics:
 
 
 class ReadoutStatisticsCache:
-    """Readout statistics on disk, one .npz a list, named by everything they depend on; an interrupted run resumes from it."""
+    """Readout statistics on disk, one .npz a list, named by everything they depend on; an interrupted run resumes
+    from it.
+    """
 
     def __init__(self, directory: str | os.PathLike[str], model_key: str, prompt: PromptTemplate) -> None:
         """``model_key`` names the weights and how they are read (see ``statistics.reader_key``)."""
-        self.directory, self.key = Path(directory), f"log-ratios/1|{model_key}|{json.dumps(prompt.identity, sort_keys=True)}"
+        self.directory, self.key = (
+            Path(directory),
+            f"log-ratios/1|{model_key}|{json.dumps(prompt.identity, sort_keys=True)}",
+        )
 
     def path(self, query: str, documents: Sequence[tuple[str, str]]) -> Path:
         """Where the statistics of this list lie."""
@@ -101,7 +110,9 @@ class ReadoutStatisticsCache:
         return self.directory / f"{name.hexdigest()[:32]}.npz"
 
     def load(self, query: str, documents: Sequence[tuple[str, str]], num_heads: int) -> ReadoutStatistics | None:
-        """The first ``num_heads`` heads (layer by layer) of an earlier run, or None; a file cut short counts as absent."""
+        """The first ``num_heads`` heads (layer by layer) of an earlier run, or None; a file cut short counts as
+        absent.
+        """
         try:
             with np.load(self.path(query, documents)) as values:
                 ratios_NKR = values["ratios_NKR"]

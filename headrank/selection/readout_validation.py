@@ -1,7 +1,8 @@
-"""Which readout to take: nested cross-validation over queries for every depth and group budget, then one fit on all lists.
+"""Which readout to take: nested cross-validation over queries for every depth and group budget, then one fit on all
+lists.
 
-Outer folds measure, inner ones (the others) choose floor and L2, and offsets, scales and groups are found on training lists only: no
-number of the table has seen the query that it is about.
+Outer folds measure, inner ones (the others) choose floor and L2, and offsets, scales and groups are found on training
+lists only: no number of the table has seen the query that it is about.
 
 Shapes: N passages of a list, K heads (layer by layer), R query rows.
 """
@@ -38,7 +39,9 @@ class FitSettings:
 
 @dataclass(frozen=True)
 class Size:
-    """How much of the model a readout may use: layers computed, and (layer, key-value group) pairs; None is all of them."""
+    """How much of the model a readout may use: layers computed, and (layer, key-value group) pairs; None is all of
+    them.
+    """
 
     num_layers: int
     num_groups: int | None = None
@@ -82,7 +85,10 @@ class Row:
 def make_folds(lists: Sequence[ReadoutList], number: int) -> list[int]:
     """A fold for each list, balanced within every collection and fixed by the query ids."""
     # by hash of the id: ids of neighbours often share a topic, and lists in file order would give folds of topics
-    order = sorted(range(len(lists)), key=lambda index: (lists[index].collection, hashlib.sha256(lists[index].key.encode()).hexdigest()))
+    order = sorted(
+        range(len(lists)),
+        key=lambda index: (lists[index].collection, hashlib.sha256(lists[index].key.encode()).hexdigest()),
+    )
     folds = [0] * len(lists)
     for place, index in enumerate(order):
         folds[index] = place % number
@@ -95,7 +101,9 @@ def read_folds(path: str, lists: Sequence[ReadoutList]) -> list[int]:
     for number, line in read_lines(path):
         fields = line.split()
         if len(fields) != 2 or not fields[1].isdecimal():
-            raise InputError(f"{path}:{number}: expected 'query-id fold' with a fold from 0, found {line!r}; correct the line")
+            raise InputError(
+                f"{path}:{number}: expected 'query-id fold' with a fold from 0, found {line!r}; correct the line"
+            )
         given[fields[0]] = int(fields[1])
     missing = [one.key for one in lists if one.key not in given and one.query_id not in given]
     if missing:
@@ -120,7 +128,9 @@ class CrossValidation:
         group_size: int,
         settings: FitSettings,
     ) -> None:
-        """``ratios`` are the log ratios [N, K, R] of each list, ``num_heads`` heads of a layer, ``group_size`` heads of a key group."""
+        """``ratios`` are the log ratios [N, K, R] of each list, ``num_heads`` heads of a layer, ``group_size`` heads
+        of a key group.
+        """
         self.lists, self.ratios, self.lengths, self.folds = list(lists), list(ratios), list(lengths), np.array(folds)
         self.num_heads, self.group_size, self.settings = num_heads, group_size, settings
         self._values: dict[tuple[int, float], tuple[np.ndarray, list[np.ndarray]]] = {}
@@ -156,7 +166,11 @@ class CrossValidation:
             values = self._values_of(fold, chosen, floor)[1]
             features, kept = None, tuple(range(len(groups)))
             if size.num_groups is not None and size.num_groups < len(groups):
-                kept = tuple(choose_groups(self._problem(chosen, values, columns), groups, size.num_groups, min(self.settings.l2)))
+                kept = tuple(
+                    choose_groups(
+                        self._problem(chosen, values, columns), groups, size.num_groups, min(self.settings.l2)
+                    )
+                )
                 last = [np.array([columns.stop])] if self.settings.with_length else []
                 features = np.concatenate([*(groups[index] for index in kept), *last])
             for l2, loss in self._inner_losses(chosen, values, columns, features).items():
@@ -185,7 +199,10 @@ class CrossValidation:
         for index, values in scores.items():
             one, order = self.lists[index], np.argsort(-values, kind="stable")
             # measured by the evaluator that reports use, so that this number can stand beside theirs
-            run[one.key] = [Candidate(one.doc_ids[place], rank, float(values[place])) for rank, place in enumerate(order.tolist(), 1)]
+            run[one.key] = [
+                Candidate(one.doc_ids[place], rank, float(values[place]))
+                for rank, place in enumerate(order.tolist(), 1)
+            ]
         per_query = {key: 100 * value for key, value in evaluate_run(run, qrels, [MEASURE]).values[MEASURE].items()}
         names = {one.key: one.collection for one in self.lists}
         by_collection = {
@@ -216,7 +233,9 @@ class CrossValidation:
         return losses
 
     def _values_of(self, fold: int, training: Sequence[int], floor: float) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Offsets of the training lists and the head values of all lists with them; kept, because every size asks again."""
+        """Offsets of the training lists and the head values of all lists with them; kept, because every size asks
+        again.
+        """
         if (fold, floor) not in self._values:
             offsets_K = median_offsets([self.ratios[index] for index in training], self.ratios[0].shape[1])
             self._values[fold, floor] = offsets_K, [log_mass_values(ratios, offsets_K, floor) for ratios in self.ratios]

@@ -1,4 +1,5 @@
-"""Core head selection (Eq. 2-4) over judged collections: contexts, contrasts, and the loop every attention policy shares.
+"""Core head selection (Eq. 2-4) over judged collections: contexts, contrasts, and the loop every attention policy
+shares.
 
 Shapes: L layers read, H heads, N documents. A policy sees the head statistics of one context at a time, keeps running
 means and ends as named columns [L, H]; the last column is the one that ranks the heads.
@@ -48,9 +49,10 @@ class SelectionContext:
 class Contrast:
     """What a chosen document d+ is compared with, and what the comparisons of a query count.
 
-    adjacent: every d+ of grade g >= 1 with the documents of grade g - 1 (ALPS). lower: with those of all lower grades, as random pairs
-    are drawn (the ablation without ALPS). irrelevant: every d+ of grade ``gold_grade`` or above with those of grade 0 (as CoRe).
-    With ``per_query`` the mean is over queries, of each query's mean over its d+; otherwise a query with many d+ counts as often.
+    adjacent: every d+ of grade g >= 1 with the documents of grade g - 1 (ALPS). lower: with those of all lower grades,
+    as random pairs are drawn (the ablation without ALPS). irrelevant: every d+ of grade ``gold_grade`` or above with
+    those of grade 0 (as CoRe). With ``per_query`` the mean is over queries, of each query's mean over its d+; otherwise
+    a query with many d+ counts as often.
     """
 
     kind: str = "adjacent"
@@ -68,7 +70,9 @@ class Contrast:
         found = []
         for positive, grade in enumerate(grades):
             if grade is not None and grade >= (self.gold_grade if self.kind == "irrelevant" else 1):
-                negatives = [index for index, other in enumerate(grades) if other is not None and self._is_negative(other, grade)]
+                negatives = [
+                    index for index, other in enumerate(grades) if other is not None and self._is_negative(other, grade)
+                ]
                 if negatives:
                     found.append((positive, negatives))
         return found
@@ -108,7 +112,8 @@ def collection_contexts(
     ]
     if not chosen:
         raise InputError(
-            f"collection {collection.name}: no query with candidates and judgements is left; check `only`, `hold_out` and the run"
+            f"collection {collection.name}: no query with candidates and judgements is left; check `only`, "
+            "`hold_out` and the run"
         )
     corpus = collection.documents({candidate.doc_id for query_id in chosen for candidate in run[query_id][:depth]})
     contexts = []
@@ -145,7 +150,9 @@ class RankedHeads(Protocol):
 
 
 class HeadPolicy(RankedHeads, Protocol):
-    """A way to rank heads by head statistics: CoRe, QR and the entropy-regularised selection differ in nothing but this."""
+    """A way to rank heads by head statistics: CoRe, QR and the entropy-regularised selection differ in nothing but
+    this.
+    """
 
     def uses(self, context: SelectionContext) -> bool:
         """Whether this context has what the policy measures; one that no policy uses is not run."""
@@ -155,7 +162,9 @@ class HeadPolicy(RankedHeads, Protocol):
 
 
 class RunningMean:
-    """A mean of float64 arrays that is fed one array at a time; with ``by_group`` the mean of the means of its groups."""
+    """A mean of float64 arrays that is fed one array at a time; with ``by_group`` the mean of the means of its
+    groups.
+    """
 
     def __init__(self, by_group: bool = False) -> None:
         self.by_group, self.count = by_group, 0
@@ -172,7 +181,10 @@ class RunningMean:
     def value(self, what: str) -> np.ndarray:
         """The mean; nothing added is the user's error."""
         if not self._sums:
-            raise InputError(f"nothing to select heads from: no context has {what}; give more queries, more `depth` or other judgements")
+            raise InputError(
+                f"nothing to select heads from: no context has {what}; give more queries, more `depth` or other "
+                "judgements"
+            )
         return np.mean([total / count for total, count in self._sums.values()], axis=0)
 
 
@@ -188,7 +200,9 @@ class EntropySelection:
         is_calibrated: bool = False,
         contrast: Contrast | None = None,
     ) -> None:
-        """``temperature`` is tau, ``entropy_weight`` is lambda; masses are uncalibrated as in CoRe unless said otherwise."""
+        """``temperature`` is tau, ``entropy_weight`` is lambda; masses are uncalibrated as in CoRe unless said
+        otherwise.
+        """
         if not 0 < temperature < math.inf:
             raise InputError(f"`temperature` {temperature} must be a number above 0")
         if not math.isfinite(entropy_weight):
@@ -199,7 +213,11 @@ class EntropySelection:
 
     def settings(self) -> dict[str, Any]:
         """tau, lambda, the kind of mass and the contrast."""
-        values = {"temperature": self.temperature, "entropy_weight": self.entropy_weight, "is_calibrated": self.is_calibrated}
+        values = {
+            "temperature": self.temperature,
+            "entropy_weight": self.entropy_weight,
+            "is_calibrated": self.is_calibrated,
+        }
         return values | self.contrast.settings()
 
     @property
@@ -221,7 +239,9 @@ class EntropySelection:
         for positive, negatives in self.contrast.find(context.grades):
             score_LH = discriminability(masses_LHN, positive, negatives, self.temperature)
             self.scores.add(score_LH, (context.collection, context.query_id))
-        self.gates.add(entropy_gate(torch.from_numpy(statistics.entropy_LH), statistics.sequence_length, self.entropy_weight))
+        self.gates.add(
+            entropy_gate(torch.from_numpy(statistics.entropy_LH), statistics.sequence_length, self.entropy_weight)
+        )
 
     def columns(self) -> dict[str, np.ndarray]:
         """S, G and Phi."""
@@ -245,7 +265,9 @@ def accumulate(
     """
     used, queries, digest = 0, set(), hashlib.sha256()
     for batch in _batches(contexts, policies, batch_size):
-        for context, statistics in zip(batch, _statistics(reader, batch, num_layers or reader.num_layers, cache), strict=True):
+        for context, statistics in zip(
+            batch, _statistics(reader, batch, num_layers or reader.num_layers, cache), strict=True
+        ):
             for policy in policies:
                 if policy.uses(context):
                     policy.add(context, statistics)
@@ -255,7 +277,9 @@ def accumulate(
     return {"queries": len(queries), "contexts": used, "contexts_sha256": digest.hexdigest()}
 
 
-def _batches(contexts: Iterable[SelectionContext], policies: Sequence[HeadPolicy], size: int) -> Iterator[list[SelectionContext]]:
+def _batches(
+    contexts: Iterable[SelectionContext], policies: Sequence[HeadPolicy], size: int
+) -> Iterator[list[SelectionContext]]:
     batch: list[SelectionContext] = []
     for context in contexts:
         if any(policy.uses(context) for policy in policies):
@@ -279,7 +303,8 @@ def _statistics(
         for index, statistics in zip(missing, computed, strict=True):
             if not (np.isfinite(statistics.raw_LHN).all() and np.isfinite(statistics.calibrated_LHN).all()):
                 raise InputError(
-                    f"{reader.name}: attention is not finite for query {batch[index].query!r}; the weights hold NaN or infinity"
+                    f"{reader.name}: attention is not finite for query {batch[index].query!r}; the weights hold NaN "
+                    "or infinity"
                 )
             if cache:
                 cache.save(encoded[index], statistics)

@@ -40,7 +40,9 @@ class HeadStatistics:
         return torch.from_numpy(self.calibrated_LHN if is_calibrated else self.raw_LHN)
 
 
-def head_statistics(reader: AttentionReader, contexts: Sequence[EncodedContext], num_layers: int | None = None) -> list[HeadStatistics]:
+def head_statistics(
+    reader: AttentionReader, contexts: Sequence[EncodedContext], num_layers: int | None = None
+) -> list[HeadStatistics]:
     """One forward of a batch, read for every head of the first ``num_layers`` layers (default: of all).
 
     Where nothing is calibrated (an encoder without the calibration branch) the calibrated masses are the raw ones.
@@ -72,7 +74,9 @@ def head_statistics(reader: AttentionReader, contexts: Sequence[EncodedContext],
 
 
 class StatisticsCache:
-    """Head statistics on disk, one .npz a context, named by everything they depend on; an interrupted run resumes from it."""
+    """Head statistics on disk, one .npz a context, named by everything they depend on; an interrupted run resumes
+    from it.
+    """
 
     def __init__(self, directory: str | os.PathLike[str], model_key: str) -> None:
         """``model_key`` names the weights and how they are read (see ``reader_key``)."""
@@ -86,12 +90,16 @@ class StatisticsCache:
         return self.directory / f"{digest.hexdigest()[:32]}.npz"
 
     def load(self, context: EncodedContext, num_layers: int) -> HeadStatistics | None:
-        """The first ``num_layers`` layers of what an earlier run read, or None; a file cut short by a crash counts as absent."""
+        """The first ``num_layers`` layers of what an earlier run read, or None; a file cut short by a crash counts
+        as absent.
+        """
         try:
             with np.load(self.path(context)) as values:
                 if len(values["raw_LHN"]) < num_layers:
                     return None
-                raw, calibrated, entropies = (values[name][:num_layers] for name in ("raw_LHN", "calibrated_LHN", "entropy_LH"))
+                raw, calibrated, entropies = (
+                    values[name][:num_layers] for name in ("raw_LHN", "calibrated_LHN", "entropy_LH")
+                )
                 return HeadStatistics(raw, calibrated, entropies, sequence_length=int(values["sequence_length"]))
         except (FileNotFoundError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
             return None
@@ -103,12 +111,15 @@ class StatisticsCache:
 
 
 def reader_key(reader: AttentionReader) -> str:
-    """A name for the weights behind a reader and how they are read: the model's fingerprint, its configuration, dtype and device."""
+    """A name for the weights behind a reader and how they are read: the model's fingerprint, its configuration,
+    dtype and device.
+    """
     config = {key: value for key, value in reader.config.to_dict().items() if key not in _DEPTH_AND_NAME}
     return fingerprint(
         {
             "model": model_fingerprint(reader.name),
-            "revision": getattr(reader.config, "_commit_hash", None),  # of a name on the hub, which may come to mean other weights
+            # of a name on the hub, which may come to mean other weights
+            "revision": getattr(reader.config, "_commit_hash", None),
             "config": config | {"layers": reader.num_layers},
             "dtype": str(reader.model.dtype),
             "device": reader.device.type,

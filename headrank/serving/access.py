@@ -35,7 +35,10 @@ class ApiKeys:
             if not key or key.startswith("#"):
                 continue
             if len(key) < _SHORTEST_KEY or not key.isascii() or " " in key:
-                raise InputError(f"{path}:{number}: a key has at least {_SHORTEST_KEY} ASCII characters and no spaces; make a longer one")
+                raise InputError(
+                    f"{path}:{number}: a key has at least {_SHORTEST_KEY} ASCII characters and no spaces; make a "
+                    "longer one"
+                )
             keys.append(key)
         if not keys:
             raise InputError(f"{path}: holds no key; write one per line, or leave `api_key_file` out")
@@ -63,7 +66,8 @@ class ApiKeys:
 def require_own_name(host: str) -> None:
     """Without keys a server on loopback is asked by an address or as localhost: a 403 for any other name.
 
-    A page from elsewhere may make its own name mean this machine (DNS rebinding), and then the browser lets it read the answers.
+    A page from elsewhere may make its own name mean this machine (DNS rebinding), and then the browser lets it read the
+    answers.
     """
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     if not host or name.lower() == "localhost" or name.lower().endswith(".localhost"):

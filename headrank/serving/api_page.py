@@ -11,7 +11,8 @@ from headrank.serving.call import Json
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.55 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1.5rem 1.25rem 4rem; }
-h2 { font-size: 1.1rem; margin: 2rem 0 .3rem; border-top: 1px solid color-mix(in srgb, currentColor 25%, transparent); padding-top: .8rem; }
+h2 { font-size: 1.1rem; margin: 2rem 0 .3rem; padding-top: .8rem;
+  border-top: 1px solid color-mix(in srgb, currentColor 25%, transparent); }
 code { font-size: .92em; } table { border-collapse: collapse; margin: .4rem 0; } p { margin: .2rem 0; }
 th, td { text-align: left; vertical-align: top; padding: .2rem .9rem .2rem 0; overflow-wrap: anywhere; }
 th { font-weight: 500; white-space: nowrap; }
@@ -21,13 +22,21 @@ th { font-weight: 500; white-space: nowrap; }
 def api_page(description: Json) -> str:
     """The page of an OpenAPI description."""
     schemas = description.get("components", {}).get("schemas", {})
-    parts = [_operation(path, verb, facts, schemas) for path, verbs in description["paths"].items() for verb, facts in verbs.items()]
+    parts = [
+        _operation(path, verb, facts, schemas)
+        for path, verbs in description["paths"].items()
+        for verb, facts in verbs.items()
+    ]
     title = html.escape(f"{description['info']['title']} {description['info']['version']}")
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<title>{title}: API</title><link rel="icon" href="data:,"><style>{_STYLE}</style></head><body><main><h1>{title}</h1>'
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
+        'content="width=device-width, initial-scale=1">'
+        f'<title>{title}: API</title><link rel="icon" '
+        f'href="data:,"><style>{_STYLE}</style></head><body><main><h1>{title}</h1>'
         '<p>Machine-readable: <a href="/openapi.json">/openapi.json</a>. Where the server has keys, send '
-        "<code>Authorization: Bearer KEY</code>. Unknown fields are ignored.</p>" + "".join(parts) + "</main></body></html>\n"
+        "<code>Authorization: Bearer KEY</code>. Unknown fields are ignored.</p>"
+        + "".join(parts)
+        + "</main></body></html>\n"
     )
 
 
@@ -36,9 +45,13 @@ def _operation(path: str, verb: str, facts: Json, schemas: Json) -> str:
         *_parameters(facts),
         *_fields(facts.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema"), schemas),
     ]
-    table = "".join(f"<tr><th><code>{html.escape(name)}</code></th><td>{html.escape(text)}</td></tr>" for name, text in rows)
+    table = "".join(
+        f"<tr><th><code>{html.escape(name)}</code></th><td>{html.escape(text)}</td></tr>" for name, text in rows
+    )
     errors = "; ".join(
-        f"{status}: {answer.get('description', '')}" for status, answer in facts.get("responses", {}).items() if status != "200"
+        f"{status}: {answer.get('description', '')}"
+        for status, answer in facts.get("responses", {}).items()
+        if status != "200"
     )
     return (
         f"<h2><code>{verb.upper()} {html.escape(path)}</code></h2><p>{html.escape(facts.get('summary', ''))}</p>"
@@ -57,7 +70,9 @@ def _fields(schema: Any, schemas: Json) -> Iterator[tuple[str, str]]:
     seen: set[str] = set()
     for body in _bodies(schema, schemas):
         # the fields without which there is no request come first
-        for name, field in sorted(body.get("properties", {}).items(), key=lambda item: item[0] not in body.get("required", [])):
+        for name, field in sorted(
+            body.get("properties", {}).items(), key=lambda item: item[0] not in body.get("required", [])
+        ):
             if name not in seen:
                 seen.add(name)
                 needed = ", needed" if name in body.get("required", []) else ""

@@ -94,7 +94,11 @@ def _add_rerank(app: FastAPI, server: ServerState) -> None:
         return JSONResponse(jina_answer(body, answer, name), headers=answer.headers)
 
     @app.post(
-        "/rerank", tags=["rerank"], summary="Jina, vLLM; TEI with 'texts'", response_model=JinaAnswer | list[TeiRank], responses=ERRORS
+        "/rerank",
+        tags=["rerank"],
+        summary="Jina, vLLM; TEI with 'texts'",
+        response_model=JinaAnswer | list[TeiRank],
+        responses=ERRORS,
     )
     async def either(request: Request, body: Rerank) -> Response:
         request.state.is_tei = isinstance(body, TeiBody)
@@ -112,7 +116,9 @@ def _add_rerank(app: FastAPI, server: ServerState) -> None:
 def _add_state(app: FastAPI, server: ServerState) -> None:
     """The endpoints that say how the server is."""
 
-    @app.get("/health", tags=["state"], summary="200 while the process lives and its model did not fail", responses={503: {}})
+    @app.get(
+        "/health", tags=["state"], summary="200 while the process lives and its model did not fail", responses={503: {}}
+    )
     async def health() -> Response:
         return JSONResponse({"status": server.phase}, 503 if server.phase == "failed" else 200)
 
@@ -153,7 +159,10 @@ def _add_pages(app: FastAPI) -> None:
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        policy = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'"}
+        policy = {
+            "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
+            "frame-ancestors 'none'"
+        }
         return HTMLResponse(api_page(app.openapi()), headers=policy)
 
 

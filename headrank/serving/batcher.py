@@ -1,7 +1,9 @@
-"""Continuous batching: whenever the model is free, the waiting requests that fit the token budget are computed together.
+"""Continuous batching: whenever the model is free, the waiting requests that fit the token budget are computed
+together.
 
-One thread computes. Lists are never mixed: the engine gets them as lists and gives the scores that each has alone. A batch that
-fails is halved until the request at fault is alone and fails alone; a batch that runs out of memory is halved and so is the budget.
+One thread computes. Lists are never mixed: the engine gets them as lists and gives the scores that each has alone. A
+batch that fails is halved until the request at fault is alone and fails alone; a batch that runs out of memory is
+halved and so is the budget.
 """
 
 from __future__ import annotations
@@ -73,7 +75,11 @@ class Batcher:
         metrics.ask("te_queue_size", "Requests that wait for a batch.", lambda: len(self._queue))
         metrics.ask("vllm:num_requests_waiting", "Requests that wait for a batch.", lambda: len(self._queue))
         metrics.ask("vllm:num_requests_running", "Requests in the batch that is being computed.", lambda: self.running)
-        metrics.ask("headrank_batch_token_budget", "Tokens of a batch at most; halved by running out of memory.", lambda: self.budget)
+        metrics.ask(
+            "headrank_batch_token_budget",
+            "Tokens of a batch at most; halved by running out of memory.",
+            lambda: self.budget,
+        )
 
     @property
     def is_idle(self) -> bool:
@@ -84,9 +90,15 @@ class Batcher:
         """Queue lists of one request, all or none; a full queue is a 429 that says when to come back."""
         # a request with more lists than the queue holds is let in when the queue is empty: otherwise it could never be
         if len(self._queue) + len(lists) > max(self.max_queue, len(lists)):
-            raise Problem(429, f"{len(self._queue)} requests are waiting, the limit; come back later", retry_after=self._patience())
+            raise Problem(
+                429,
+                f"{len(self._queue)} requests are waiting, the limit; come back later",
+                retry_after=self._patience(),
+            )
         loop = asyncio.get_running_loop()
-        works = [Work(client, query, passages, num_tokens, loop.create_future()) for query, passages, num_tokens in lists]
+        works = [
+            Work(client, query, passages, num_tokens, loop.create_future()) for query, passages, num_tokens in lists
+        ]
         for work in works:
             self._queue.add(work)
         self._arrived.set()
@@ -98,13 +110,16 @@ class Batcher:
         return int(min(60.0, max(1.0, seconds)))
 
     async def call(self, compute: Callable[[], Result], seconds: float) -> Result:
-        """Run something else on the model's thread, between two batches; it fails like a request that is alone in its batch.
+        """Run something else on the model's thread, between two batches; it fails like a request that is alone in its
+        batch.
 
-        One at a time stands before the thread, so that a batch waits for one at most; whose turn has not come within ``seconds``
-        gets a 503.
+        One at a time stands before the thread, so that a batch waits for one at most; whose turn has not come within
+        ``seconds`` gets a 503.
         """
         if self._calls >= self.max_queue:
-            raise Problem(429, f"{self._calls} explanations are waiting, the limit; come back later", retry_after=self._patience())
+            raise Problem(
+                429, f"{self._calls} explanations are waiting, the limit; come back later", retry_after=self._patience()
+            )
         self._calls += 1
         try:
             return await self._call_in_turn(compute, seconds)
@@ -115,7 +130,9 @@ class Batcher:
         try:
             await asyncio.wait_for(self._turn.acquire(), seconds)
         except asyncio.TimeoutError:
-            raise Problem(503, "no time for an explanation within the request's limit; come back later", retry_after=5) from None
+            raise Problem(
+                503, "no time for an explanation within the request's limit; come back later", retry_after=5
+            ) from None
         try:
             attempt = asyncio.get_running_loop().run_in_executor(self._thread, compute)
             # waited for and not awaited: a cancelled caller must not cancel the thread's work, which cannot be stopped

@@ -51,4 +51,8 @@ class BodyLimit:
         return limited
 
     def _too_large(self) -> Problem:
-        return Problem(413, f"larger than {self.max_bytes} bytes, the limit of this server; send fewer or shorter documents", field="body")
+        return Problem(
+            413,
+            f"larger than {self.max_bytes} bytes, the limit of this server; send fewer or shorter documents",
+            field="body",
+        )

@@ -31,7 +31,9 @@ class RerankCall:
 
 @dataclass(frozen=True)
 class Ranked:
-    """One document of an answer. ``score`` is the relevance where the server has a curve, and then ``raw_score`` is the model's."""
+    """One document of an answer. ``score`` is the relevance where the server has a curve, and then ``raw_score`` is
+    the model's.
+    """
 
     index: int
     score: float

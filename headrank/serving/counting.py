@@ -1,4 +1,6 @@
-"""ASGI middleware that counts (and, where asked for, logs) rerank requests, and closes connections while the server drains."""
+"""ASGI middleware that counts (and, where asked for, logs) rerank requests, and closes connections while the server
+drains.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The model behind the server: loaded once, called from one thread; its tokenizer has a twin for measuring texts in another."""
+"""The model behind the server: loaded once, called from one thread; its tokenizer has a twin for measuring texts in
+another.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from headrank.serving.call import Json
 from headrank.serving.server_metrics import ServerMetrics
 from headrank.serving.settings import ServeSettings
 
-_CPU_BATCH_TOKENS, _GPU_BATCH_TOKENS = 2048, 32768  # a batch's requests are answered together: on a CPU larger ones only wait longer
+# a batch's requests are answered together: on a CPU larger ones only wait longer
+_CPU_BATCH_TOKENS, _GPU_BATCH_TOKENS = 2048, 32768
 
 
 class RerankerEngine:
@@ -32,7 +35,8 @@ class RerankerEngine:
 
     def __init__(self, reranker: HeadRankReranker, name: str, relevance: RelevanceCurve | None = None) -> None:
         self.reranker, self.name, self.relevance = reranker, name, relevance
-        self._tokenizer = copy.deepcopy(reranker.reader.tokenizer)  # one tokenizer may not be used by two threads at once
+        # one tokenizer may not be used by two threads at once
+        self._tokenizer = copy.deepcopy(reranker.reader.tokenizer)
         self._lock = threading.Lock()
 
     @classmethod
@@ -41,19 +45,24 @@ class RerankerEngine:
         options: dict[str, Any] = {"store": settings.store, "store_add": settings.store_add}
         if settings.key_cache_mb is not None:
             options["key_cache_bytes"] = settings.key_cache_mb << 20
-        reranker = HeadRankReranker.from_pretrained(settings.model, settings.heads, device=settings.device, dtype=settings.dtype, **options)
+        reranker = HeadRankReranker.from_pretrained(
+            settings.model, settings.heads, device=settings.device, dtype=settings.dtype, **options
+        )
         return cls(reranker, settings.name, find_relevance(settings))
 
     def score(self, lists: Sequence[tuple[str, Passages]]) -> list[ListScores]:
         """The scores of each list.
 
-        The reranker's own batch size is left as it is: a forward of several prompts rounds differently from a forward of one. The late
-        layout pools the passages of all lists, in forwards whose shapes do not depend on who else is there.
+        The reranker's own batch size is left as it is: a forward of several prompts rounds differently from a forward
+        of one. The late layout pools the passages of all lists, in forwards whose shapes do not depend on who else is
+        there.
         """
         return self.reranker.score_batch([(query, _documents(passages)) for query, passages in lists])
 
     def explain(self, query: str, passages: Passages, chosen: Sequence[int]) -> Explanation:
-        """Where the scores came from. In the late layout only the ``chosen`` passages are read; else all, as their list decides."""
+        """Where the scores came from. In the late layout only the ``chosen`` passages are read; else all, as their
+        list decides.
+        """
         if self.is_late:
             return self.reranker.explain(query, _documents([passages[index] for index in chosen]))
         found = self.reranker.explain(query, _documents(passages))
@@ -72,7 +81,9 @@ class RerankerEngine:
     def token_offsets(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Characters [T, 2] of the tokens of each text; safe beside ``score``."""
         with self._lock:
-            found = self._tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
+            found = self._tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True, verbose=False)[
+                "offset_mapping"
+            ]
         return [np.asarray(offsets, np.int64).reshape(-1, 2) for offsets in found]
 
     def show_usage(self, metrics: ServerMetrics) -> None:
@@ -81,14 +92,37 @@ class RerankerEngine:
             return
         usage, recent = self.reranker.usage, self.reranker.recent
         if self.reranker.key_source is not None:
-            metrics.ask("headrank_store_passages_asked_total", "Passages looked for in the store.", lambda: usage.store_asked, "counter")
-            metrics.ask("headrank_store_passages_found_total", "Passages found in the store.", lambda: usage.store_found, "counter")
-        metrics.ask("headrank_recent_passages_asked_total", "Passages looked for in memory.", lambda: usage.recent_asked, "counter")
-        metrics.ask("headrank_recent_passages_found_total", "Passages found in memory.", lambda: usage.recent_found, "counter")
-        metrics.ask("headrank_recent_passages_bytes", "Memory that the keys of recent passages take.", lambda: recent.used_bytes)
-        metrics.ask("vllm:prefix_cache_queries", "Tokens of passages that were scored.", lambda: usage.tokens_read, "counter")
+            metrics.ask(
+                "headrank_store_passages_asked_total",
+                "Passages looked for in the store.",
+                lambda: usage.store_asked,
+                "counter",
+            )
+            metrics.ask(
+                "headrank_store_passages_found_total",
+                "Passages found in the store.",
+                lambda: usage.store_found,
+                "counter",
+            )
+        metrics.ask(
+            "headrank_recent_passages_asked_total",
+            "Passages looked for in memory.",
+            lambda: usage.recent_asked,
+            "counter",
+        )
+        metrics.ask(
+            "headrank_recent_passages_found_total", "Passages found in memory.", lambda: usage.recent_found, "counter"
+        )
+        metrics.ask(
+            "headrank_recent_passages_bytes", "Memory that the keys of recent passages take.", lambda: recent.used_bytes
+        )
+        metrics.ask(
+            "vllm:prefix_cache_queries", "Tokens of passages that were scored.", lambda: usage.tokens_read, "counter"
+        )
         hits = "Tokens of passages whose keys were at hand."
-        metrics.ask("vllm:prefix_cache_hits", hits, lambda: max(0, usage.tokens_read - usage.tokens_computed), "counter")
+        metrics.ask(
+            "vllm:prefix_cache_hits", hits, lambda: max(0, usage.tokens_read - usage.tokens_computed), "counter"
+        )
 
     def free_memory(self) -> None:
         """Empty the allocator's cache on a GPU, collect garbage everywhere."""
@@ -135,7 +169,9 @@ class RerankerEngine:
             "layers": {"used": reranker.layers_used, "of": reader.num_layers},
             "device": str(reader.device),
             "max_input_length": self.room,
-            "relevance": None if self.relevance is None else {"kind": self.relevance.kind, "fit": dict(self.relevance.fit)},
+            "relevance": None
+            if self.relevance is None
+            else {"kind": self.relevance.kind, "fit": dict(self.relevance.fit)},
         }
 
 

@@ -1,4 +1,6 @@
-"""Waiting requests of many clients: who got least is served next, so that nobody's thousand requests starve another's one."""
+"""Waiting requests of many clients: who got least is served next, so that nobody's thousand requests starve
+another's one.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ class FairQueue:
         self.num_tokens += item.num_tokens
 
     def take(self, budget: int) -> list[Waiting]:
-        """The next requests that fit ``budget`` tokens together; the first is taken whatever its size, and none is overtaken.
+        """The next requests that fit ``budget`` tokens together; the first is taken whatever its size, and none is
+        overtaken.
 
         Requests that nobody waits for any more are dropped on the way.
         """

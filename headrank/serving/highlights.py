@@ -1,7 +1,9 @@
-"""Which sentences of a document the score came from: the token values of the explanation, added up sentence by sentence.
+"""Which sentences of a document the score came from: the token values of the explanation, added up sentence by
+sentence.
 
-The values of all sentences of a passage add up to its score (as far as the calibration kept its tokens). ``share`` is a sentence's
-part of the positive ones, and pruning keeps the sentences with at least the mean share: what a generator needs of the passage.
+The values of all sentences of a passage add up to its score (as far as the calibration kept its tokens). ``share`` is a
+sentence's part of the positive ones, and pruning keeps the sentences with at least the mean share: what a generator
+needs of the passage.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Documents longer than the model reads at once: cut to a number of tokens, split into chunks, scored by the best chunk.
+"""Documents longer than the model reads at once: cut to a number of tokens, split into chunks, scored by the best
+chunk.
 
-A document that fits is passed on untouched, so that its score is the offline one. A longer one is split where a sentence ends, or
-at least a word; each chunk carries the title. With ``max_chunks`` 1 nothing is split: the model reads the beginning, as offline.
+A document that fits is passed on untouched, so that its score is the offline one. A longer one is split where a
+sentence ends, or at least a word; each chunk carries the title. With ``max_chunks`` 1 nothing is split: the model reads
+the beginning, as offline.
 """
 
 from __future__ import annotations
@@ -77,7 +79,9 @@ def surely_fits(document: Passage, limits: ChunkLimits) -> bool:
     return fits_tokens and fits_room and (num_bytes < 2 * limits.max_words or len(text.split()) <= limits.max_words)
 
 
-def _spans(text: str, offsets: np.ndarray, num_title_tokens: int, limits: ChunkLimits) -> tuple[list[tuple[int, int]], bool]:
+def _spans(
+    text: str, offsets: np.ndarray, num_title_tokens: int, limits: ChunkLimits
+) -> tuple[list[tuple[int, int]], bool]:
     """The characters of each chunk of one text, and whether some are in none."""
     first, last, is_cut = 0, len(offsets), False
     if limits.max_tokens is not None and last > limits.max_tokens:
@@ -103,7 +107,12 @@ def fits_as_it_is(text: str, num_tokens: int, room: int | None, max_words: int) 
 
 
 def _split(
-    text: str, offsets: np.ndarray, tokens: tuple[int, int], characters: tuple[int, int], room: int | None, max_words: int
+    text: str,
+    offsets: np.ndarray,
+    tokens: tuple[int, int],
+    characters: tuple[int, int],
+    room: int | None,
+    max_words: int,
 ) -> list[tuple[int, int]]:
     """Chunks one after another, each as long as it may be and then back to the end of a sentence or a word."""
     (first, last), (begin, end) = tokens, characters

@@ -1,7 +1,9 @@
-"""The server as a tool for agents: the Model Context Protocol at /mcp, over plain HTTP, without sessions and without a stream.
+"""The server as a tool for agents: the Model Context Protocol at /mcp, over plain HTTP, without sessions and without a
+stream.
 
-One tool, ``rerank``, in the same queue and with the same limits as every other request. Of the protocol this is the part that a
-tool without state needs: initialize, ping, tools/list, tools/call; a GET, which would open a stream, is a 405 as the protocol has it.
+One tool, ``rerank``, in the same queue and with the same limits as every other request. Of the protocol this is the
+part that a tool without state needs: initialize, ping, tools/list, tools/call; a GET, which would open a stream, is a
+405 as the protocol has it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ _PARSE_ERROR, _INVALID_REQUEST, _NO_METHOD, _INVALID_PARAMS = -32700, -32600, -3
 _TOOL: Json = {
     "name": "rerank",
     "title": "Rerank passages",
-    "description": "Order passages by how relevant they are to a query. Give what a search found; the answer names each passage by its "
+    "description": "Order passages by how relevant they are to a query. Give what a search found; the answer names "
+    "each passage by its "
     "index, best first, with its score and its text.",
     "inputSchema": {
         "type": "object",
@@ -36,7 +39,10 @@ _TOOL: Json = {
             "documents": {"type": "array", "minItems": 1, "items": {"type": "string"}, "description": "the passages"},
             "top_n": {"type": "integer", "minimum": 1, "description": "how many to return; default all"},
             "threshold": {"type": "number", "description": "leave out passages whose score is below"},
-            "return_highlights": {"type": "boolean", "description": "also the sentences that made the score, and the text pruned to them"},
+            "return_highlights": {
+                "type": "boolean",
+                "description": "also the sentences that made the score, and the text pruned to them",
+            },
         },
         "required": ["query", "documents"],
     },
@@ -68,7 +74,11 @@ def add_mcp(app: FastAPI, server: ServerState, admit: Admit) -> None:
             words = f"{problem.field}: {problem.message}" if problem.field else problem.message
             return {"content": [{"type": "text", "text": words}], "isError": True}
         found = {"results": cohere_answer(body, answer)["results"]}
-        return {"content": [{"type": "text", "text": json.dumps(found, ensure_ascii=False)}], "structuredContent": found, "isError": False}
+        return {
+            "content": [{"type": "text", "text": json.dumps(found, ensure_ascii=False)}],
+            "structuredContent": found,
+            "isError": False,
+        }
 
     @app.post("/mcp", include_in_schema=False)
     async def mcp(request: Request) -> Response:
@@ -83,10 +93,16 @@ def add_mcp(app: FastAPI, server: ServerState, admit: Admit) -> None:
             params = message.get("params") or {}
             if not isinstance(params, dict):
                 raise RpcError(_INVALID_PARAMS, "params must be an object")
-            result = await call(params, client, request) if message["method"] == "tools/call" else _answer(message["method"], params)
+            result = (
+                await call(params, client, request)
+                if message["method"] == "tools/call"
+                else _answer(message["method"], params)
+            )
         except RpcError as error:
             status = 400 if error.code in (_PARSE_ERROR, _INVALID_REQUEST) else 200
-            return JSONResponse({"jsonrpc": "2.0", "id": number, "error": {"code": error.code, "message": error.message}}, status)
+            return JSONResponse(
+                {"jsonrpc": "2.0", "id": number, "error": {"code": error.code, "message": error.message}}, status
+            )
         return JSONResponse({"jsonrpc": "2.0", "id": number, "result": result})
 
 
@@ -133,7 +149,9 @@ def _answer(method: str, params: Json) -> Json:
 def _body_of(arguments: Any) -> CohereBody:
     """The tool's arguments, checked as the body of /v2/rerank."""
     try:
-        return CohereBody.model_validate({**(arguments if isinstance(arguments, dict) else {}), "return_documents": True})
+        return CohereBody.model_validate(
+            {**(arguments if isinstance(arguments, dict) else {}), "return_documents": True}
+        )
     except ValidationError as error:
         found = problem_of_validation(RequestValidationError(error.errors()))
         raise Problem(400, found.message, field=found.field) from None

@@ -1,7 +1,8 @@
 """A request that cannot be answered: the status, the field, one sentence, and when to come back.
 
-Every client reads the same body: ``message`` is where Cohere's looks, ``detail`` where Jina's does, ``error.message`` and
-``error.param`` where those of OpenAI's shape (vLLM) do. TEI's clients expect ``error`` to be the sentence itself and get it so.
+Every client reads the same body: ``message`` is where Cohere's looks, ``detail`` where Jina's does, ``error.message``
+and ``error.param`` where those of OpenAI's shape (vLLM) do. TEI's clients expect ``error`` to be the sentence itself
+and get it so.
 """
 
 from __future__ import annotations
@@ -28,8 +29,16 @@ _KINDS = {
     503: "unavailable",
 }
 # TEI's own words where it has one for the case
-_TEI_KINDS = {400: "Validation", 413: "Validation", 422: "Tokenizer", 429: "Overloaded", 503: "Unhealthy", 500: "Backend"}
-_NOT_FIELDS = frozenset({"body", "str", "DocumentObject", "ShownDocument"})  # members of unions; the others have a sign in their name
+_TEI_KINDS = {
+    400: "Validation",
+    413: "Validation",
+    422: "Tokenizer",
+    429: "Overloaded",
+    503: "Unhealthy",
+    500: "Backend",
+}
+# members of unions; the others have a sign in their name
+_NOT_FIELDS = frozenset({"body", "str", "DocumentObject", "ShownDocument"})
 
 
 class Problem(HTTPException):
@@ -49,7 +58,11 @@ def problem_response(problem: Problem, *, is_tei: bool = False) -> JSONResponse:
     status = problem.status_code
     message = f"{problem.field}: {problem.message}" if problem.field else problem.message
     if is_tei:
-        body: dict[str, Any] = {"error": message, "error_type": _TEI_KINDS.get(status, "Validation"), "param": problem.field}
+        body: dict[str, Any] = {
+            "error": message,
+            "error_type": _TEI_KINDS.get(status, "Validation"),
+            "param": problem.field,
+        }
     else:
         error = {"message": message, "type": _KINDS.get(status, "error"), "param": problem.field, "code": status}
         body = {"message": message, "detail": message, "error": error}
@@ -73,9 +86,12 @@ def _worst(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def field_name(location: Sequence[str | int]) -> str:
-    """documents[3].text from ("body", "rerank-documents", "documents", 3, "DocumentObject", "text"); the body itself has no other name."""
+    """documents[3].text from ("body", "rerank-documents", "documents", 3, "DocumentObject", "text"); the body itself
+    has no other name.
+    """
     name = ""
-    for part in location[1:] if location[:1] == ("query",) else location:  # parameters of the address are named by themselves
+    # parameters of the address are named by themselves
+    for part in location[1:] if location[:1] == ("query",) else location:
         if isinstance(part, int):
             name += f"[{part}]"
         elif part not in _NOT_FIELDS and part.replace(".", "").isidentifier():
@@ -101,7 +117,9 @@ async def on_problem(request: Request, error: Exception) -> JSONResponse:
 
 async def on_bug(request: Request, error: Exception) -> JSONResponse:
     """The exception handler of everything else: a bug of the server, whose place is in the log."""
-    return problem_response(Problem(500, "the server failed; its log says where"), is_tei=getattr(request.state, "is_tei", False))
+    return problem_response(
+        Problem(500, "the server failed; its log says where"), is_tei=getattr(request.state, "is_tei", False)
+    )
 
 
 def place_of(error: BaseException) -> str:

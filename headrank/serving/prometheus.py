@@ -1,7 +1,7 @@
 """Counters, gauges and histograms in Prometheus' text format, under exactly the names they are given.
 
-The client library appends _total to every counter, and the dashboards of text-embeddings-inference ask for te_request_count; so
-these few lines are ours. They are changed on the event loop only and need no lock.
+The client library appends _total to every counter, and the dashboards of text-embeddings-inference ask for
+te_request_count; so these few lines are ours. They are changed on the event loop only and need no lock.
 """
 
 from __future__ import annotations

@@ -65,7 +65,9 @@ def bind(settings: ServeSettings) -> socket.socket:
         listener.bind((settings.host, settings.port))
     except OSError as error:
         listener.close()
-        raise InputError(f"`host` {settings.host} `port` {settings.port}: {error.strerror or error}; choose another") from error
+        raise InputError(
+            f"`host` {settings.host} `port` {settings.port}: {error.strerror or error}; choose another"
+        ) from error
     # bound here and not by uvicorn: a port that is taken is said before minutes of loading
     listener.set_inheritable(True)
     return listener
@@ -106,6 +108,8 @@ def serve(settings: ServeSettings) -> None:
         shown = f"[{host}]" if ":" in host else host
         quiet_uvicorn()
         _log.info("listening on http://%s:%d, loading %s", shown, port, settings.name)
-        config = uvicorn.Config(app, log_config=None, access_log=False, timeout_keep_alive=60, timeout_graceful_shutdown=5, ws="none")
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, timeout_keep_alive=60, timeout_graceful_shutdown=5, ws="none"
+        )
         DrainingServer(config, state).run(sockets=[listener])
     state.raise_failure()

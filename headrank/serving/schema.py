@@ -36,7 +36,9 @@ _TEXTS = {
     500: "the computation of this request failed; others are not affected",
     503: "loading, draining, or no answer in time",
 }
-ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorAnswer, "description": text} for status, text in _TEXTS.items()}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorAnswer, "description": text} for status, text in _TEXTS.items()
+}
 REFUSED: dict[int | str, dict[str, Any]] = {status: ERRORS[status] for status in (401, 403)}
 
 

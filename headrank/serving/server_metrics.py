@@ -1,4 +1,6 @@
-"""Which numbers the server shows: text-embeddings-inference's and vLLM's names where they mean the same, headrank_ for the rest."""
+"""Which numbers the server shows: text-embeddings-inference's and vLLM's names where they mean the same, headrank_
+for the rest.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +25,33 @@ class ServerMetrics:
                 "headrank_batches_total": "Batches computed.",
                 "headrank_out_of_memory_total": "Batches that ran out of memory and were halved.",
                 "headrank_failed_alone_total": "Requests whose own computation failed.",
-                "headrank_abandoned_total": "Requests whose client left, or whose time was up, before they were computed.",
+                "headrank_abandoned_total": "Requests whose client left, or whose time was up, before they were "
+                "computed.",
             }
         )
         self.counters = count
-        self.request_seconds = Histogram("te_request_duration", "Seconds from a request's last byte to its answer.", SECONDS)
-        self.queue_seconds = Histogram("te_request_queue_duration", "Seconds that requests waited for their batch.", SECONDS)
-        self.vllm_queue_seconds = Histogram("vllm:request_queue_time_seconds", "Seconds that requests waited for their batch.", SECONDS)
-        self.inference_seconds = Histogram("te_request_inference_duration", "Seconds that the request's batch took.", SECONDS)
-        self.tokenization_seconds = Histogram("te_request_tokenization_duration", "Seconds of measuring and cutting texts.", SECONDS)
+        self.request_seconds = Histogram(
+            "te_request_duration", "Seconds from a request's last byte to its answer.", SECONDS
+        )
+        self.queue_seconds = Histogram(
+            "te_request_queue_duration", "Seconds that requests waited for their batch.", SECONDS
+        )
+        self.vllm_queue_seconds = Histogram(
+            "vllm:request_queue_time_seconds", "Seconds that requests waited for their batch.", SECONDS
+        )
+        self.inference_seconds = Histogram(
+            "te_request_inference_duration", "Seconds that the request's batch took.", SECONDS
+        )
+        self.tokenization_seconds = Histogram(
+            "te_request_tokenization_duration", "Seconds of measuring and cutting texts.", SECONDS
+        )
         self.input_tokens = Histogram("te_request_input_length", "Tokens of a request.", TOKENS)
         self.batch_requests = Histogram("te_batch_next_size", "Requests of a batch.", COUNTS)
         self.batch_tokens = Histogram("te_batch_next_tokens", "Tokens of a batch, as estimated before it.", TOKENS)
         self._asked: list[Metric] = []
-        self.ask("process_start_time_seconds", "When the server started, in seconds since the epoch.", _constant(time.time()))
+        self.ask(
+            "process_start_time_seconds", "When the server started, in seconds since the epoch.", _constant(time.time())
+        )
 
     def ask(self, name: str, text: str, read: Callable[[], float], kind: str = "gauge") -> None:
         """A number that somebody else keeps, read at each scrape."""

@@ -57,13 +57,17 @@ class Explained:
 class RerankService:
     """Ranks calls through the batcher."""
 
-    def __init__(self, engine: RerankerEngine, batcher: Batcher, metrics: ServerMetrics, settings: ServeSettings) -> None:
+    def __init__(
+        self, engine: RerankerEngine, batcher: Batcher, metrics: ServerMetrics, settings: ServeSettings
+    ) -> None:
         self.engine, self.batcher, self.metrics, self.settings = engine, batcher, metrics, settings
         self._num_taken = 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether every request that was taken has its answer; between two steps of one the batcher has nothing to do."""
+        """Whether every request that was taken has its answer; between two steps of one the batcher has nothing to
+        do.
+        """
         return not self._num_taken and self.batcher.is_idle
 
     @contextlib.contextmanager
@@ -75,7 +79,9 @@ class RerankService:
             self._num_taken -= 1
 
     async def rank(self, calls: Sequence[RerankCall], client: str, disconnect: Disconnect) -> list[RerankAnswer]:
-        """The answers to the lists of one request; ``disconnect`` returns when its client has left, who then gets nothing."""
+        """The answers to the lists of one request; ``disconnect`` returns when its client has left, who then gets
+        nothing.
+        """
         with self._taken():
             return await self._rank(calls, client, disconnect)
 
@@ -97,7 +103,9 @@ class RerankService:
             answers.append(RerankAnswer(tuple(ranked), item.result.num_tokens, is_shortened, seconds))
         return answers
 
-    async def score(self, calls: Sequence[RerankCall], client: str, disconnect: Disconnect) -> tuple[list[Scored], float]:
+    async def score(
+        self, calls: Sequence[RerankCall], client: str, disconnect: Disconnect
+    ) -> tuple[list[Scored], float]:
         """Chunk, queue and wait; also the seconds that measuring and chunking took."""
         started = time.perf_counter()
         self._check(calls)
@@ -108,7 +116,9 @@ class RerankService:
         for call, num_tokens in zip(calls, sizes, strict=True):
             if num_tokens > self.settings.max_list_tokens:
                 most = self.settings.max_list_tokens
-                raise Problem(413, f"about {num_tokens} tokens; this server reads at most {most} of a list", field=call.field)
+                raise Problem(
+                    413, f"about {num_tokens} tokens; this server reads at most {most} of a list", field=call.field
+                )
         tokenization = time.perf_counter() - started
         self.metrics.tokenization_seconds.observe(tokenization)
         lists = [(call.query, item.passages, size) for call, item, size in zip(calls, chunked, sizes, strict=True)]
@@ -137,7 +147,11 @@ class RerankService:
         """The limits that need no model."""
         num_documents = sum(len(call.documents) for call in calls)
         if num_documents > self.settings.max_documents:
-            raise Problem(413, f"{num_documents} documents; this server ranks at most {self.settings.max_documents}", field=calls[0].field)
+            raise Problem(
+                413,
+                f"{num_documents} documents; this server ranks at most {self.settings.max_documents}",
+                field=calls[0].field,
+            )
         for call in calls:
             if not call.query.strip():
                 raise Problem(422, "empty; give a query with at least one word", field="query")
@@ -167,7 +181,9 @@ class RerankService:
         chunked = await asyncio.to_thread(chunk_documents, call.documents, limits, self.engine.token_offsets)
         if not call.may_cut and any(chunked.is_cut):
             place = chunked.is_cut.index(True)
-            raise Problem(413, "longer than the model reads, and truncation is switched off", field=f"{call.field}[{place}]")
+            raise Problem(
+                413, "longer than the model reads, and truncation is switched off", field=f"{call.field}[{place}]"
+            )
         return chunked
 
     async def _wait(self, works: Sequence[Work], disconnect: Disconnect) -> list[ListScores]:
@@ -180,7 +196,11 @@ class RerankService:
                 patience = max(0.0, deadline - time.perf_counter())
                 done, _ = await asyncio.wait({left, *waiting}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
-                    raise Problem(503, f"no answer within {self.settings.request_seconds:g} seconds; come back later", retry_after=5)
+                    raise Problem(
+                        503,
+                        f"no answer within {self.settings.request_seconds:g} seconds; come back later",
+                        retry_after=5,
+                    )
                 if left in done:
                     raise Problem(408, "the client closed the connection")
                 if any(future.exception() is not None for future in done):
@@ -191,7 +211,9 @@ class RerankService:
             left.cancel()
 
     def _ranked(self, item: Scored) -> list[Ranked]:
-        """Best first by the model's score; equal scores keep the order of the request. The threshold is on what is shown."""
+        """Best first by the model's score; equal scores keep the order of the request. The threshold is on what is
+        shown.
+        """
         call, best, curve = item.call, item.best, None if item.call.wants_raw else self.engine.relevance
         scores = item.result.scores[best]
         shown = scores if curve is None else curve.of(scores)
@@ -228,14 +250,19 @@ class RerankService:
     async def _with_sentences(self, item: Scored, ranked: Sequence[Ranked], deadline: float) -> list[Ranked]:
         """The sentences of each document's best chunk."""
         chosen = [item.best[document.index] for document in ranked]
-        # in the late layout passages are read apart: a few at a time bounds the memory, and lets other requests in between
+        # in the late layout passages are read apart: a few at a time bounds the memory, and lets other requests in
+        # between
         step = _EXPLAINED_AT_A_TIME if self.engine.is_late else len(chosen)
         sentences: list[tuple[Sentence, ...]] = []
         for start in range(0, len(chosen), step):
-            explain = functools.partial(self.engine.explain, item.call.query, item.chunked.passages, chosen[start : start + step])
+            explain = functools.partial(
+                self.engine.explain, item.call.query, item.chunked.passages, chosen[start : start + step]
+            )
             found = await self.batcher.call(explain, deadline - time.perf_counter())
             sentences += [tuple(sentences_of(tokens)) for tokens in found.tokens]
-        return [dataclasses.replace(document, sentences=of_one) for document, of_one in zip(ranked, sentences, strict=True)]
+        return [
+            dataclasses.replace(document, sentences=of_one) for document, of_one in zip(ranked, sentences, strict=True)
+        ]
 
 
 def _best_first(scores: np.ndarray) -> list[int]:

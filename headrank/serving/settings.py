@@ -47,7 +47,8 @@ class ServeSettings:
             raise InputError("`collection` is for the page at /, and `no_playground` leaves it out; drop one of them")
         if not self.is_loopback and self.api_key_file is None and not self.is_open_to_anyone:
             raise InputError(
-                f"`host` {self.host} can be reached from other machines and nothing would ask them for a key; give `api_key_file` FILE, "
+                f"`host` {self.host} can be reached from other machines and nothing would ask them for a key; give "
+                "`api_key_file` FILE, "
                 "or `open_to_anyone` where something else keeps strangers out"
             )
 

@@ -61,7 +61,11 @@ class ServerState:
         """What serves, or a 503 that says why nothing does."""
         if self.phase != "ready" or self.service is None or self.engine is None:
             words = {"loading": "the model is being loaded", "draining": "the server is about to stop"}
-            raise Problem(503, words.get(self.phase, "the model could not be loaded"), retry_after=5 if self.phase == "loading" else 1)
+            raise Problem(
+                503,
+                words.get(self.phase, "the model could not be loaded"),
+                retry_after=5 if self.phase == "loading" else 1,
+            )
         return self.service, self.engine
 
     async def drain(self) -> bool:

@@ -1,8 +1,8 @@
 """Whole checkpoints: Hugging Face -> Megatron and back, layer by layer, in one process or in many.
 
 Neither direction builds a model: import hands the fused tensors to torch_dist as they are, export streams them into
-safetensors. Peak memory is little more than one copy of the weights at import (divided by the processes) and about two of the
-largest tensor at export.
+safetensors. Peak memory is little more than one copy of the weights at import (divided by the processes) and about two
+of the largest tensor at export.
 """
 
 from __future__ import annotations
@@ -23,25 +23,42 @@ from torch.distributed.checkpoint import load as load_tensors
 from headrank.errors import InputError
 from headrank.lora_settings import PROJECTIONS, LoraSettings
 from headrank.reranking.peft_folder import PeftAdapter
-from megatron_patches.checkpoints.files import WRITE_ERRORS, complete_iterations, description, write_checkpoint, write_failure
-from megatron_patches.checkpoints.safetensors_files import SafetensorsReader, plan_shards, shard_file_names, write_index, write_shard
+from megatron_patches.checkpoints.files import (
+    WRITE_ERRORS,
+    complete_iterations,
+    description,
+    write_checkpoint,
+    write_failure,
+)
+from megatron_patches.checkpoints.safetensors_files import (
+    SafetensorsReader,
+    plan_shards,
+    shard_file_names,
+    write_index,
+    write_shard,
+)
 from megatron_patches.checkpoints.weights import mapping_of, megatron_names, read_shard, source_shape, split_sources
 from megatron_patches.lora import adapter_name, adapter_parameter
 from megatron_patches.shape import ModelShape
 
 _STACKED = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
-_EXPERT = re.compile(r"(decoder\.layers\.\d+\.mlp\.experts)\.(\d+)\.(.+)")  # on disk all experts of a layer are one tensor
+# on disk all experts of a layer are one tensor
+_EXPERT = re.compile(r"(decoder\.layers\.\d+\.mlp\.experts)\.(\d+)\.(.+)")
 
 
-def import_hf(hf_directory: str | Path, root: str | Path, *, adapter: PeftAdapter | None = None, report: Any = iter) -> Path:
-    """Write release/ with every tensor of a Hugging Face model, bit for bit. Collective; each rank takes its share of the layers.
+def import_hf(
+    hf_directory: str | Path, root: str | Path, *, adapter: PeftAdapter | None = None, report: Any = iter
+) -> Path:
+    """Write release/ with every tensor of a Hugging Face model, bit for bit. Collective; each rank takes its share of
+    the layers.
 
-    ``adapter`` is written beside the weights, for a training of adapters that goes on from it. ``report`` wraps the names this rank
-    works through, for a progress bar.
+    ``adapter`` is written beside the weights, for a training of adapters that goes on from it. ``report`` wraps the
+    names this rank works through, for a progress bar.
     """
     if complete_iterations(root):
         raise InputError(
-            f"`output` {root}: holds checkpoints of a training run, which would go on from this model; choose another directory"
+            f"`output` {root}: holds checkpoints of a training run, which would go on from this model; choose "
+            "another directory"
         )
     shape = ModelShape.from_hf(hf_directory)
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -63,11 +80,17 @@ def import_hf(hf_directory: str | Path, root: str | Path, *, adapter: PeftAdapte
     if adapter is not None:
         settings = adapter.settings()
         tensors = adapter_tensors(adapter, shape)
-        state |= {name: ShardedTensor.from_rank_offsets(name, tensors[name]) for name in tensors if _owner(name, shape, size) == rank}
+        state |= {
+            name: ShardedTensor.from_rank_offsets(name, tensors[name])
+            for name in tensors
+            if _owner(name, shape, size) == rank
+        }
     try:
         return write_checkpoint(root, "release", {"model": state}, description(shape, last_layer=None, lora=settings))
     except WRITE_ERRORS as error:
-        raise InputError(f"`output` {root}: cannot be written ({write_failure(error)}); make room or choose another directory") from error
+        raise InputError(
+            f"`output` {root}: cannot be written ({write_failure(error)}); make room or choose another directory"
+        ) from error
 
 
 def _place_on_disk(name: str, shape: ModelShape) -> tuple[str, list[tuple[int, int, int]], int]:
@@ -85,7 +108,9 @@ def adapter_tensors(adapter: PeftAdapter, shape: ModelShape) -> dict[str, torch.
         _, layer, _, projection = module.split(".")
         weight = (high.shape[0], low.shape[1])
         if int(layer) >= shape.layers or weight != source_shape(shape, f"model.{module}.weight"):
-            raise InputError(f"{adapter.folder}: {module!r} adapts a weight {list(weight)}, which the base model does not have there")
+            raise InputError(
+                f"{adapter.folder}: {module!r} adapts a weight {list(weight)}, which the base model does not have there"
+            )
         tensors[adapter_name(int(layer), projection, "lora_A")] = low
         tensors[adapter_name(int(layer), projection, "lora_B")] = high
     return tensors
@@ -157,7 +182,9 @@ class CheckpointTensors:
 
 
 class HfTensors:
-    """Every tensor of the model to export by its Hugging Face name: the checkpoint's where it has them, else the base's."""
+    """Every tensor of the model to export by its Hugging Face name: the checkpoint's where it has them, else the
+    base's.
+    """
 
     def __init__(
         self,
@@ -167,7 +194,9 @@ class HfTensors:
         num_layers: int | None = None,
         adapter: PeftAdapter | None = None,
     ) -> None:
-        """``num_layers`` keeps only the first layers, without the output layer, which reranking never uses. ``adapter`` is merged."""
+        """``num_layers`` keeps only the first layers, without the output layer, which reranking never uses.
+        ``adapter`` is merged.
+        """
         self.checkpoint, self.base, self.shape, self.adapter = checkpoint, base, shape, adapter
         self._origin: dict[str, str] = {}
         for name in [*megatron_names(shape), *self._query_key_names()]:
@@ -176,7 +205,9 @@ class HfTensors:
         names = (name if name.startswith(("model.", "lm_head.")) else f"model.{name}" for name in base.names())
         self.names = sorted((name for name in names if self._is_wanted(name, num_layers)), key=_forward_order)
         if not any(name in self._origin for name in self.names):
-            raise InputError(f"{checkpoint.directory}: holds no weights of this model; is --base the model it was trained from?")
+            raise InputError(
+                f"{checkpoint.directory}: holds no weights of this model; is --base the model it was trained from?"
+            )
 
     def layout(self, dtype: torch.dtype | None) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """What the export will contain; ``dtype`` None keeps the base's."""
@@ -232,7 +263,8 @@ def write_weights(
     size: int = 1,
     report: Any = iter,
 ) -> int:
-    """Write the safetensors files that fall to this rank, and on rank 0 the index; returns the total bytes of all files.
+    """Write the safetensors files that fall to this rank, and on rank 0 the index; returns the total bytes of all
+    files.
 
     ``report`` wraps the names this rank works through, for a progress bar.
     """
@@ -242,7 +274,9 @@ def write_weights(
     mine = list(zip(shards, shard_file_names(len(shards)), strict=True))[rank::size]
     progress = report([name for names, _ in mine for name in names])
     for names, file_name in mine:
-        parts = ((name, tensor.to(layout[name][0])) for (name, tensor), _ in zip(tensors.read(names), progress, strict=False))
+        parts = (
+            (name, tensor.to(layout[name][0])) for (name, tensor), _ in zip(tensors.read(names), progress, strict=False)
+        )
         write_shard(directory / file_name, _only(layout, names), parts)
     next(progress, None)  # a bar counts an item when the next one is asked for
     if rank == 0:

@@ -1,4 +1,6 @@
-"""Bytes of a checkpoint that changed on disk. Every piece is a zip that torch wrote with checksums; torch itself does not compare them."""
+"""Bytes of a checkpoint that changed on disk. Every piece is a zip that torch wrote with checksums; torch itself
+does not compare them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class DamagedCheckpoint(InputError):
 
 
 def require_undamaged(directory: Path) -> None:
-    """Read every piece of a complete checkpoint once and compare its checksums. Collective: ranks share the reading and all raise alike."""
+    """Read every piece of a complete checkpoint once and compare its checksums. Collective: ranks share the reading
+    and all raise alike.
+    """
     metadata = FileSystemReader(str(directory)).read_metadata()
     if keeps_common_data_inside(metadata) and not reads_common_data_inside():
         raise InputError(
@@ -48,7 +52,9 @@ def require_undamaged(directory: Path) -> None:
 
 
 def _is_sound(path: Path, offset: int, length: int) -> bool:
-    """Whether the zip in this part of a file is whole; zipfile compares the checksum of an entry that is read to its end."""
+    """Whether the zip in this part of a file is whole; zipfile compares the checksum of an entry that is read to its
+    end.
+    """
     try:
         # unbuffered below a buffer of its own, so that positions are those of the part and not of the file
         with open(path, "rb", buffering=0) as stream:

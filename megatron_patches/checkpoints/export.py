@@ -1,4 +1,5 @@
-"""A Megatron checkpoint as a finished Hugging Face directory: weights, configuration, tokenizer, headrank.json, model card.
+"""A Megatron checkpoint as a finished Hugging Face directory: weights, configuration, tokenizer, headrank.json, model
+card.
 
 Adapters are merged into the weights, or are all that is written (``is_adapter_only``): then it is a PEFT folder.
 
@@ -28,7 +29,13 @@ from headrank.files import put_in_place
 from headrank.lora_settings import LoraSettings
 from headrank.method.heads import HeadSet
 from headrank.provenance import versions
-from headrank.reranking.exported_model import check_output, check_prompt, copy_companions, write_failed, write_headrank_files
+from headrank.reranking.exported_model import (
+    check_output,
+    check_prompt,
+    copy_companions,
+    write_failed,
+    write_headrank_files,
+)
 from headrank.reranking.peft_folder import WEIGHTS_NAME, PeftAdapter, write_adapter
 from megatron_patches.checkpoints.conversion import CheckpointTensors, HfTensors, write_weights
 from megatron_patches.checkpoints.damage import require_undamaged
@@ -42,7 +49,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What to export. ``heads`` None takes the set stored with the checkpoint; a full export can also do without any."""
+    """What to export. ``heads`` None takes the set stored with the checkpoint; a full export can also do without
+    any.
+    """
 
     checkpoint: Path
     base: Path
@@ -75,7 +84,10 @@ def export_hf(request: ExportRequest, *, report: Any = iter) -> HeadSet | None:
         heads.check_fits(shape.layers, shape.heads, str(request.base))
         check_prompt(heads, _stored_heads(about), str(directory))
     elif request.is_truncated:
-        raise InputError(f"`truncate`: {directory} has no heads stored with it, so the depth is not known; give a heads.json with `heads`")
+        raise InputError(
+            f"`truncate`: {directory} has no heads stored with it, so the depth is not known; give a heads.json "
+            "with `heads`"
+        )
     settings = LoraSettings.from_dict(about.get("lora"))
     adapter = None if settings is None else checkpoint.adapter(settings)
     if request.is_adapter_only:
@@ -90,7 +102,13 @@ def export_hf(request: ExportRequest, *, report: Any = iter) -> HeadSet | None:
         tensors = HfTensors(checkpoint, base, shape, num_layers, adapter)
         rank, size = dist.get_rank(), dist.get_world_size()
         num_bytes = write_weights(
-            partial, tensors, max_shard_size=request.max_shard_size, dtype=request.dtype, rank=rank, size=size, report=report
+            partial,
+            tensors,
+            max_shard_size=request.max_shard_size,
+            dtype=request.dtype,
+            rank=rank,
+            size=size,
+            report=report,
         )
         dist.barrier()
         if rank == 0:
@@ -113,11 +131,17 @@ def export_hf(request: ExportRequest, *, report: Any = iter) -> HeadSet | None:
 
 
 def _write_adapter_folder(
-    partial: Path, request: ExportRequest, adapter: PeftAdapter, settings: LoraSettings, heads: HeadSet | None, facts: Mapping[str, Any]
+    partial: Path,
+    request: ExportRequest,
+    adapter: PeftAdapter,
+    settings: LoraSettings,
+    heads: HeadSet | None,
+    facts: Mapping[str, Any],
 ) -> None:
     """adapter_config.json and adapter_model.safetensors; with heads also headrank.json and the card."""
     factors = {
-        name: (low.to(request.dtype or low.dtype), high.to(request.dtype or high.dtype)) for name, (low, high) in adapter.factors.items()
+        name: (low.to(request.dtype or low.dtype), high.to(request.dtype or high.dtype))
+        for name, (low, high) in adapter.factors.items()
     }
     write_adapter(partial, factors, settings, base_name=request.base_name)
     if heads is not None:
@@ -163,7 +187,8 @@ def _check_same_model(directory: Path, about: Mapping[str, Any], shape: ModelSha
     for name, value in about.get("shape", {}).items():
         if name != "max_positions" and asdict(shape).get(name) != value:
             raise InputError(
-                f"`base` {base}: {name} is {asdict(shape).get(name)!r}, but {directory} was trained from a model with {value!r}"
+                f"`base` {base}: {name} is {asdict(shape).get(name)!r}, but {directory} was trained from a model "
+                f"with {value!r}"
             )
 
 
@@ -198,7 +223,9 @@ def _check_written(partial: Path, tensors: HfTensors, dtype: torch.dtype | None)
 
 
 def _write_config(request: ExportRequest, partial: Path, shape: ModelShape, num_layers: int | None) -> None:
-    """The base's configuration; a truncated model is a bare decoder of fewer layers that knows how deep its source was."""
+    """The base's configuration; a truncated model is a bare decoder of fewer layers that knows how deep its source
+    was.
+    """
     config = json.loads((request.base / "config.json").read_text(encoding="utf-8"))
     config["tie_word_embeddings"] = shape.is_tied
     if request.dtype is not None:

@@ -1,8 +1,8 @@
 """Optimizer state that survives a checkpoint bit for bit where neither Transformer Engine nor apex brings a fused Adam.
 
 Megatron then falls back to torch's Adam, which keeps a step counter per parameter, and three things go wrong: a fresh
-optimizer has no state to describe, the fully reshardable format does not know the counter, and after loading all parameters
-share one. The fused optimizers keep one counter per group and pass through here untouched.
+optimizer has no state to describe, the fully reshardable format does not know the counter, and after loading all
+parameters share one. The fused optimizers keep one counter per group and pass through here untouched.
 """
 
 from __future__ import annotations

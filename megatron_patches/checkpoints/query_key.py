@@ -1,4 +1,6 @@
-"""Reading the last layer of a truncated model, which has Q and K alone, from a checkpoint that has its whole linear_qkv."""
+"""Reading the last layer of a truncated model, which has Q and K alone, from a checkpoint that has its whole
+linear_qkv.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from megatron.core.dist_checkpointing.mapping import ShardedStateDict, ShardedTe
 from megatron_patches.model import HeadRankModel
 
 
-def take_query_key_from_full(wanted: ShardedStateDict, model: HeadRankModel, stored: Mapping[str, ShardedTensor]) -> None:
+def take_query_key_from_full(
+    wanted: ShardedStateDict, model: HeadRankModel, stored: Mapping[str, ShardedTensor]
+) -> None:
     """Where the checkpoint has the whole linear_qkv of the last layer, read its query and key rows, group by group."""
     for name, entry in wanted.items():
         full_key = entry.key.replace(".linear_qk.", ".linear_qkv.")
@@ -19,7 +23,9 @@ def take_query_key_from_full(wanted: ShardedStateDict, model: HeadRankModel, sto
             wanted[name] = _query_key_factory(entry, full_key, stored[full_key].global_shape, model)
 
 
-def _query_key_factory(entry: ShardedTensor, full_key: str, full_shape: tuple[int, ...], model: HeadRankModel) -> ShardedTensorFactory:
+def _query_key_factory(
+    entry: ShardedTensor, full_key: str, full_shape: tuple[int, ...], model: HeadRankModel
+) -> ShardedTensorFactory:
     num_groups = model.shape.groups // model.tp_group.size()
     first_group = model.tp_group.rank() * num_groups
     rows = full_shape[0] // model.shape.groups  # of one group: its queries, its key, its value

@@ -1,7 +1,7 @@
 """Checkpoints of a run: where to resume, what is saved beside the weights, which one is the best, which ones may go.
 
-Iteration directories themselves are checkpoint.py's. A checkpoint counts from the moment its directory is complete; older ones are
-removed only afterwards, so a full disk or a kill never costs the last good one.
+Iteration directories themselves are checkpoint.py's. A checkpoint counts from the moment its directory is complete;
+older ones are removed only afterwards, so a full disk or a kill never costs the last good one.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ OPTIMIZER_FLAGS = {
 
 
 def resolve_start(config: TrainingConfig) -> TrainingConfig:
-    """Tell the checkpoint training starts from (--pretrained-checkpoint, the reference's too) from the one it resumes from (--load).
+    """Tell the checkpoint training starts from (--pretrained-checkpoint, the reference's too) from the one it resumes
+    from (--load).
 
-    With --finetune --load is where training starts. Else a --load that holds an imported model (``release``) is, and training
-    resumes there once iterations lie beside it.
+    With --finetune --load is where training starts. Else a --load that holds an imported model (``release``) is, and
+    training resumes there once iterations lie beside it.
     """
     if config.load is None:
         return config
@@ -61,7 +62,8 @@ def resolve_start(config: TrainingConfig) -> TrainingConfig:
 
 
 def load_start_weights(config: TrainingConfig, model: torch.nn.Module) -> None:
-    """The weights training starts from, which are also the reference's: --pretrained-checkpoint, else the model's safetensors.
+    """The weights training starts from, which are also the reference's: --pretrained-checkpoint, else the model's
+    safetensors.
 
     Adapters start without effect, unless that checkpoint has them ('headrank import-hf --adapter').
     """
@@ -74,7 +76,9 @@ def load_start_weights(config: TrainingConfig, model: torch.nn.Module) -> None:
         if (trained := dict(model.named_parameters()).get(PARAMETER)) is not None:
             torch.nn.init.zeros_(trained)  # the heads given say where the readout starts
     except DamagedCheckpoint as damage:
-        raise InputError(f"{damage}; start from another checkpoint, an older iter_NNNNNNN directory may be named itself") from damage
+        raise InputError(
+            f"{damage}; start from another checkpoint, an older iter_NNNNNNN directory may be named itself"
+        ) from damage
 
 
 class RunCheckpoints:
@@ -85,10 +89,13 @@ class RunCheckpoints:
         self.config, self.heads = config, heads
         # --save before --load: a job that was queued again has the same flags and goes on with what it wrote itself
         self.source, self.resume_iteration = config.save, _latest(config.save)
-        if self.resume_iteration is None and config.load is not None:  # a restarted job goes on with its own checkpoints
+        # a restarted job goes on with its own checkpoints
+        if self.resume_iteration is None and config.load is not None:
             self.source, self.resume_iteration = config.load, _latest(config.load)
             if self.resume_iteration is None:
-                raise InputError(f"--load {config.load}: no complete checkpoint there; correct the path or remove the flag")
+                raise InputError(
+                    f"--load {config.load}: no complete checkpoint there; correct the path or remove the flag"
+                )
         folders, _ = parse_shares(config.train_data, "--train-data-path")
         self.data = sampled_digest(Path(folder) / name for folder in folders for name in (CONTEXTS_FILE, PAIRS_FILE))
         self.trained_on = {name: text for folder in folders for name, text in origin_of_lists(folder).items()}
@@ -97,10 +104,14 @@ class RunCheckpoints:
             for remains in [*Path(config.save).glob(".removed-*"), *Path(config.save).glob(".saving-*")]:
                 shutil.rmtree(remains, ignore_errors=True)  # of a killed run
 
-    def load(self, model: DistributedDataParallel, optimizer: MegatronOptimizer, scheduler: OptimizerParamScheduler) -> dict[str, Any]:
-        """Load the checkpoint to resume from, if there is one, and return the progress saved with it (empty at the start).
+    def load(
+        self, model: DistributedDataParallel, optimizer: MegatronOptimizer, scheduler: OptimizerParamScheduler
+    ) -> dict[str, Any]:
+        """Load the checkpoint to resume from, if there is one, and return the progress saved with it (empty at the
+        start).
 
-        From here on the run is on its way: an old mark of completion goes, or, with nothing left to do, --save gets its checkpoint.
+        From here on the run is on its way: an old mark of completion goes, or, with nothing left to do, --save gets its
+        checkpoint.
         """
         progress = self._resume(model, optimizer, scheduler)
         iteration, train_iters = progress.get("iteration", 0), self.config.train_iters
@@ -116,7 +127,9 @@ class RunCheckpoints:
             self.save(model, optimizer, scheduler, progress)  # it came from --load
         return progress
 
-    def _resume(self, model: DistributedDataParallel, optimizer: MegatronOptimizer, scheduler: OptimizerParamScheduler) -> dict[str, Any]:
+    def _resume(
+        self, model: DistributedDataParallel, optimizer: MegatronOptimizer, scheduler: OptimizerParamScheduler
+    ) -> dict[str, Any]:
         if self.source is None or self.resume_iteration is None:
             return {}
         loaded = optimizer if self.config.load_optimizer else None
@@ -128,7 +141,8 @@ class RunCheckpoints:
             if "OptimizerParamScheduler" not in str(error):
                 raise
             raise InputError(
-                f"{self.source}: another schedule than the checkpoint's ({error}); give the same flags, or --override-opt-param-scheduler "
+                f"{self.source}: another schedule than the checkpoint's ({error}); give the same flags, or "
+                "--override-opt-param-scheduler "
                 "to go on with the new ones, or --use-checkpoint-opt-param-scheduler"
             ) from error
         if loaded is None:
@@ -151,11 +165,19 @@ class RunCheckpoints:
         assert self.source is not None and self.resume_iteration is not None
         while True:
             try:
-                return checkpoint.load_checkpoint(self.source, model, optimizer, scheduler, self.resume_iteration, self._check_same_run)
+                return checkpoint.load_checkpoint(
+                    self.source, model, optimizer, scheduler, self.resume_iteration, self._check_same_run
+                )
             except DamagedCheckpoint as damage:
-                older = [iteration for iteration in checkpoint.complete_iterations(self.source) if iteration < self.resume_iteration]
+                older = [
+                    iteration
+                    for iteration in checkpoint.complete_iterations(self.source)
+                    if iteration < self.resume_iteration
+                ]
                 if not older:
-                    raise InputError(f"{damage}, and no older one is left; remove {self.source}/iter_* to start anew") from damage
+                    raise InputError(
+                        f"{damage}, and no older one is left; remove {self.source}/iter_* to start anew"
+                    ) from damage
                 # loud, because the steps in between are done again
                 logger.warning("%s; falling back to iteration %d", damage, older[-1])
                 self.resume_iteration = older[-1]
@@ -163,33 +185,48 @@ class RunCheckpoints:
     def _check_same_run(self, extra: dict[str, Any]) -> None:
         """Refuse what cannot be continued with these flags, before anything is loaded."""
         if not {"config", "heads", "progress"} <= extra.keys():
-            raise InputError(f"{self.source}: no checkpoint of a training run; start from it with --pretrained-checkpoint")
+            raise InputError(
+                f"{self.source}: no checkpoint of a training run; start from it with --pretrained-checkpoint"
+            )
         _check_same_heads(extra, self.heads, str(self.source))
         saved, current = extra["config"], self.config.to_dict()
         if current["full_depth"] and not saved.get("full_depth"):
-            raise InputError(f"{self.source}: was trained without --headrank-full-depth and holds no upper layers; remove the flag")
+            raise InputError(
+                f"{self.source}: was trained without --headrank-full-depth and holds no upper layers; remove the flag"
+            )
         # a fresh optimizer fits any of these settings
         if not self.config.load_optimizer:
             return
         before, now = saved.get("expert_parallel", 1), current["expert_parallel"]
         if (before > 1) != (now > 1):  # Megatron then keeps the experts' state apart, or does not
             raise InputError(
-                f"{self.source}: was trained at --expert-model-parallel-size {before}, its optimizer's state fits none of {now}; "
+                f"{self.source}: was trained at --expert-model-parallel-size {before}, its optimizer's state fits "
+                f"none of {now}; "
                 f"give {before}, or go on with a fresh optimizer: --no-load-optim"
             )
         for name, flag in OPTIMIZER_FLAGS.items():
             if saved.get(name, current[name]) != current[name]:
                 raise InputError(
-                    f"{self.source}: was trained {'with' if saved[name] else 'without'} {flag}, its optimizer's state fits no other; "
+                    f"{self.source}: was trained {'with' if saved[name] else 'without'} {flag}, its optimizer's "
+                    "state fits no other; "
                     f"{'add' if saved[name] else 'remove'} {flag}, or go on with a fresh optimizer: --no-load-optim"
                 )
 
     def save(
-        self, model: DistributedDataParallel, optimizer: MegatronOptimizer, scheduler: OptimizerParamScheduler, progress: dict[str, Any]
+        self,
+        model: DistributedDataParallel,
+        optimizer: MegatronOptimizer,
+        scheduler: OptimizerParamScheduler,
+        progress: dict[str, Any],
     ) -> None:
         """Save this iteration; then name the best and drop what is older than wanted."""
         assert self.config.save is not None
-        extra = {"progress": progress, "config": self.config.to_dict(), "heads": self.heads.to_dict(), "data": self.data}
+        extra = {
+            "progress": progress,
+            "config": self.config.to_dict(),
+            "heads": self.heads.to_dict(),
+            "data": self.data,
+        }
         extra |= {"trained_on": self.trained_on} if self.trained_on else {}
         saved = optimizer if self.config.save_optimizer else None
         try:
@@ -212,23 +249,29 @@ class RunCheckpoints:
         if progress["best_iteration"] and self.config.save is not None and torch.distributed.get_rank() == 0:
             directory = checkpoint.iteration_directory(self.config.save, progress["best_iteration"])
             if directory.is_dir():
-                values = {"iteration": progress["best_iteration"], "ndcg@10": progress["best_ndcg"], "directory": directory.name}
+                values = {
+                    "iteration": progress["best_iteration"],
+                    "ndcg@10": progress["best_ndcg"],
+                    "directory": directory.name,
+                }
                 write_json(Path(self.config.save) / BEST_FILE, values)
                 _point(Path(self.config.save) / BEST_LINK, directory.name)
 
     def _prune(self, current: int) -> None:
-        """Remove all but the newest --headrank-keep-checkpoints, those of --headrank-keep-iters and the best; renamed first, so that
-        none is ever half there.
+        """Remove all but the newest --headrank-keep-checkpoints, those of --headrank-keep-iters and the best; renamed
+        first, so that none is ever half there.
 
-        Iterations above the current one are there after the tracker was set back. They are not counted and stay until the run has
-        passed them: they may be what the user goes back to.
+        Iterations above the current one are there after the tracker was set back. They are not counted and stay until
+        the run has passed them: they may be what the user goes back to.
         """
         if not self.config.keep_checkpoints or torch.distributed.get_rank() != 0:
             return
         assert self.config.save is not None
         best = (Path(self.config.save) / BEST_LINK).resolve()
         kept = set(self.config.keep_iters)
-        passed = [each for each in checkpoint.complete_iterations(self.config.save) if each <= current and each not in kept]
+        passed = [
+            each for each in checkpoint.complete_iterations(self.config.save) if each <= current and each not in kept
+        ]
         for iteration in passed[: -self.config.keep_checkpoints]:
             directory = checkpoint.iteration_directory(self.config.save, iteration)
             if directory.resolve() != best:
@@ -240,10 +283,14 @@ class RunCheckpoints:
 
 
 def _require_no_folders(save: str | None) -> None:
-    """A copy that follows links leaves a folder where the link was; say so before the training, not at its first save."""
+    """A copy that follows links leaves a folder where the link was; say so before the training, not at its first
+    save.
+    """
     for path in [] if save is None else [Path(save) / name for name in (BEST_FILE, BEST_LINK, COMPLETE_FILE)]:
         if path.is_dir() and not path.is_symlink():
-            raise InputError(f"{path}: a folder where the run keeps its own {path.name}; move it away or use another --save")
+            raise InputError(
+                f"{path}: a folder where the run keeps its own {path.name}; move it away or use another --save"
+            )
 
 
 def _point(link: Path, target: str) -> None:
@@ -264,12 +311,17 @@ def _check_same_heads(extra: dict[str, Any], heads: HeadSet, source: str) -> Non
     saved = sorted(tuple(head) for head in extra["heads"]["heads"])
     if saved != sorted(heads.heads):
         raise InputError(
-            f"{source}: this checkpoint was trained with other core heads; use another --save or the heads it was trained with"
+            f"{source}: this checkpoint was trained with other core heads; use another --save or the heads it was "
+            "trained with"
         )
     if extra["heads"].get("readout") != (None if heads.readout is None else heads.to_dict()["readout"]):
-        raise InputError(f"{source}: this checkpoint was trained with another readout; use another --save or the heads it was trained with")
+        raise InputError(
+            f"{source}: this checkpoint was trained with another readout; use another --save or the heads it was "
+            "trained with"
+        )
     if extra["heads"].get("prompt_hash") != heads.prompt.hash:
         raise InputError(
-            f"{source}: this checkpoint was trained with another prompt ({extra['heads'].get('prompt_hash')}, now {heads.prompt.hash}); "
+            f"{source}: this checkpoint was trained with another prompt ({extra['heads'].get('prompt_hash')}, now "
+            f"{heads.prompt.hash}); "
             "use another --save, or the heads and the --headrank-document-layout it was trained with"
         )

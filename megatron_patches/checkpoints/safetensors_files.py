@@ -17,7 +17,13 @@ from headrank.reranking.model_sources import is_adapter_folder
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
-_DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64", torch.int64: "I64"}
+_DTYPE_NAMES = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float64: "F64",
+    torch.int64: "I64",
+}
 _MAX_MAPPED = 16 << 20  # bytes read from a file before it is closed and opened again
 _BASE_PREFIX = "model."  # a directory saved from the bare decoder (AutoModel) leaves it out
 
@@ -25,8 +31,8 @@ _BASE_PREFIX = "model."  # a directory saved from the bare decoder (AutoModel) l
 class SafetensorsReader:
     """The tensors of a Hugging Face directory, by name, whole or in slices; files are opened as they are needed.
 
-    Pages of an open file count as this process's memory, so only one file is open at a time, and it is closed after every
-    16 MB that were read from it. Opening it again costs one look at its header.
+    Pages of an open file count as this process's memory, so only one file is open at a time, and it is closed after
+    every 16 MB that were read from it. Opening it again costs one look at its header.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -79,7 +85,11 @@ class SafetensorsReader:
         self._mapped = 0
 
     def _resolve(self, name: str) -> str:
-        if name not in self._file_of and name.startswith(_BASE_PREFIX) and name.removeprefix(_BASE_PREFIX) in self._file_of:
+        if (
+            name not in self._file_of
+            and name.startswith(_BASE_PREFIX)
+            and name.removeprefix(_BASE_PREFIX) in self._file_of
+        ):
             return name.removeprefix(_BASE_PREFIX)
         return name
 
@@ -106,10 +116,14 @@ class SafetensorsReader:
                 raise InputError(f"{index}: not a safetensors index ({error!r}); download the model again") from error
         if not single.is_file() and is_adapter_folder(self.directory):
             raise InputError(
-                f"{self.directory}: an adapter without weights; give its base model, and the adapter to 'headrank import-hf --adapter'"
+                f"{self.directory}: an adapter without weights; give its base model, and the adapter to 'headrank "
+                "import-hf --adapter'"
             )
         if not single.is_file():
-            raise InputError(f"{self.directory}: no {SINGLE_NAME} or {INDEX_NAME}; give a Hugging Face directory with safetensors weights")
+            raise InputError(
+                f"{self.directory}: no {SINGLE_NAME} or {INDEX_NAME}; give a Hugging Face directory with "
+                "safetensors weights"
+            )
         try:
             with safe_open(single, framework="pt") as stream:
                 return dict.fromkeys(stream.keys(), SINGLE_NAME)
@@ -126,10 +140,15 @@ def local_directory(name: str | Path) -> Path:
 
     try:
         return Path(
-            snapshot_download(str(name), allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "LICENSE*", "README.md"])
+            snapshot_download(
+                str(name),
+                allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "LICENSE*", "README.md"],
+            )
         )
     except (OSError, ValueError) as error:
-        raise InputError(f"{name}: neither a directory nor a model that can be downloaded ({str(error).splitlines()[0]})") from error
+        raise InputError(
+            f"{name}: neither a directory nor a model that can be downloaded ({str(error).splitlines()[0]})"
+        ) from error
 
 
 def plan_shards(sizes: Mapping[str, int], max_shard_size: int) -> list[list[str]]:
@@ -152,14 +171,17 @@ def shard_file_names(num_shards: int) -> list[str]:
     return [f"model-{number:05d}-of-{num_shards:05d}.safetensors" for number in range(1, num_shards + 1)]
 
 
-def write_shard(path: Path, layout: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+def write_shard(
+    path: Path, layout: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], tensors: Iterable[tuple[str, torch.Tensor]]
+) -> None:
     """One safetensors file written tensor by tensor, so that only one of them need be in memory.
 
     ``layout`` says what will come; ``tensors`` may come in any order, each exactly once.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers asks for the mark
     position = 0
-    for name in sorted(layout, key=lambda name: (-layout[name][0].itemsize, name)):  # wide types first keeps every tensor aligned
+    # wide types first keeps every tensor aligned
+    for name in sorted(layout, key=lambda name: (-layout[name][0].itemsize, name)):
         dtype, shape = layout[name]
         end = position + math.prod(shape) * dtype.itemsize
         header[name] = {"dtype": _DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [position, end]}
@@ -187,7 +209,11 @@ def write_index(directory: Path, shards: Sequence[Iterable[str]], sizes: Mapping
     """The index of several shards; a single file needs none."""
     if len(shards) == 1:
         return
-    weight_map = {name: file_name for file_name, names in zip(shard_file_names(len(shards)), shards, strict=True) for name in names}
+    weight_map = {
+        name: file_name
+        for file_name, names in zip(shard_file_names(len(shards)), shards, strict=True)
+        for name in names
+    }
     index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(weight_map.items()))}
     (directory / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 

@@ -1,8 +1,9 @@
-"""Hugging Face weights <-> Megatron-Core weights: one table, read by import, by export and by loading straight into a model.
+"""Hugging Face weights <-> Megatron-Core weights: one table, read by import, by export and by loading straight into a
+model.
 
-The table speaks Megatron's names on disk (the Transformer-Engine spelling); the local layer spec's spelling of the norms is
-an alias. Every row says from which Hugging Face tensors a Megatron tensor is made, how they are cut over tensor-parallel
-ranks and how they are joined: groups interleaved (QKV), stacked (gated MLP), or alone.
+The table speaks Megatron's names on disk (the Transformer-Engine spelling); the local layer spec's spelling of the
+norms is an alias. Every row says from which Hugging Face tensors a Megatron tensor is made, how they are cut over
+tensor-parallel ranks and how they are joined: groups interleaved (QKV), stacked (gated MLP), or alone.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 @dataclass(frozen=True)
 class Mapping:
-    """One row: the Hugging Face tensors behind a Megatron tensor, the axis cut over ranks (None: replicated), the join."""
+    """One row: the Hugging Face tensors behind a Megatron tensor, the axis cut over ranks (None: replicated), the
+    join.
+    """
 
     sources: tuple[str, ...]
     axis: int | None
@@ -65,7 +68,9 @@ _ALIASES = {
 }
 
 
-_LOCAL_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(?:local_experts\.(\d+)\.(linear_fc[12])\.weight|(linear_fc[12])\.weight(\d+))")
+_LOCAL_EXPERT = re.compile(
+    r"(.*\.mlp\.experts)\.(?:local_experts\.(\d+)\.(linear_fc[12])\.weight|(linear_fc[12])\.weight(\d+))"
+)
 
 
 def mapping_of(name: str) -> Mapping:
@@ -134,12 +139,21 @@ def _names_in_layer(shape: ModelShape) -> list[str]:
     if not shape.experts:
         return list(LAYER_TABLE)
     attention = [name for name in LAYER_TABLE if not name.startswith("mlp.")]
-    experts = [f"mlp.experts.{expert}.{linear}.weight" for expert in range(shape.experts) for linear in ("linear_fc1", "linear_fc2")]
+    experts = [
+        f"mlp.experts.{expert}.{linear}.weight"
+        for expert in range(shape.experts)
+        for linear in ("linear_fc1", "linear_fc2")
+    ]
     return [*attention, *EXPERTS_TABLE, *experts]
 
 
 def read_shard(
-    reader: SafetensorsReader, name: str, shape: ModelShape, rank: int = 0, size: int = 1, padded_vocab_size: int | None = None
+    reader: SafetensorsReader,
+    name: str,
+    shape: ModelShape,
+    rank: int = 0,
+    size: int = 1,
+    padded_vocab_size: int | None = None,
 ) -> torch.Tensor:
     """The part of Megatron tensor ``name`` that tensor-parallel rank ``rank`` of ``size`` holds, read slice by slice.
 
@@ -164,7 +178,9 @@ def read_shard(
 
 
 def join_sources(row: Mapping, pieces: list[torch.Tensor], num_groups: int) -> torch.Tensor:
-    """Join Hugging Face tensors (or equal cuts of them) into Megatron's: per group its queries, its key, its value; or stacked."""
+    """Join Hugging Face tensors (or equal cuts of them) into Megatron's: per group its queries, its key, its value;
+    or stacked.
+    """
     if row.join == "alone":
         return pieces[0]
     if row.join == "stack":
@@ -173,7 +189,9 @@ def join_sources(row: Mapping, pieces: list[torch.Tensor], num_groups: int) -> t
 
 
 def split_sources(row: Mapping, tensor: torch.Tensor, shape: ModelShape) -> dict[str, torch.Tensor]:
-    """The inverse on a whole (unsharded) tensor: Hugging Face name -> tensor; padding rows of the vocabulary are cut off."""
+    """The inverse on a whole (unsharded) tensor: Hugging Face name -> tensor; padding rows of the vocabulary are cut
+    off.
+    """
     if row.join == "alone":
         return {row.sources[0]: tensor[: shape.vocab] if row.is_vocabulary else tensor}
     sizes = [source_shape(shape, source)[0] for source in row.sources]
@@ -187,8 +205,9 @@ def split_sources(row: Mapping, tensor: torch.Tensor, shape: ModelShape) -> dict
 def load_hf_weights(model: torch.nn.Module, hf_directory: str) -> None:
     """Fill this rank's part of a model from a Hugging Face directory, reading only the slices this rank needs.
 
-    Works on the bare model and inside Megatron's wrappers. A truncated model reads nothing above its last layer. A missing
-    or wrongly shaped tensor is an InputError that names it; every parameter of the model is filled but those of adapters.
+    Works on the bare model and inside Megatron's wrappers. A truncated model reads nothing above its last layer. A
+    missing or wrongly shaped tensor is an InputError that names it; every parameter of the model is filled but those of
+    adapters.
     """
     from megatron.core.utils import unwrap_model
 
@@ -211,7 +230,9 @@ def load_hf_weights(model: torch.nn.Module, hf_directory: str) -> None:
 
 
 def _with_global_expert(name: str, model: Any) -> str:
-    """An expert's parameter by its number in the whole model; Megatron counts those of this rank, one by one or grouped."""
+    """An expert's parameter by its number in the whole model; Megatron counts those of this rank, one by one or
+    grouped.
+    """
     match = _LOCAL_EXPERT.fullmatch(name)
     if match is None:
         return name
@@ -226,4 +247,6 @@ def _check_shape(reader: SafetensorsReader, source: str, expected: tuple[int, ..
         raise InputError(f"{reader.directory}: tensor {source!r} is missing; config.json says the model has it")
     found = reader.shape(source)
     if found != expected:
-        raise InputError(f"{reader.directory}: tensor {source!r} has shape {list(found)}, config.json asks for {list(expected)}")
+        raise InputError(
+            f"{reader.directory}: tensor {source!r} has shape {list(found)}, config.json asks for {list(expected)}"
+        )

@@ -1,9 +1,9 @@
 """Megatron's checkpoint writers, made so that a killed trainer leaves no process behind.
 
-Megatron-Core writes every file in a forked process and keeps their results in a queue of a module variable which, on first
-use, starts a manager process to serve it. Our saves are synchronous: one process fills and empties that queue, so a plain one
-does the same work without an interpreter that imports everything again (seconds, some 190 MB per rank). The forked writers die
-with the trainer; on their own they would wait for ever for a queue that nobody fills.
+Megatron-Core writes every file in a forked process and keeps their results in a queue of a module variable which, on
+first use, starts a manager process to serve it. Our saves are synchronous: one process fills and empties that queue, so
+a plain one does the same work without an interpreter that imports everything again (seconds, some 190 MB per rank). The
+forked writers die with the trainer; on their own they would wait for ever for a queue that nobody fills.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def prepare_writers() -> None:
 
 @functools.cache
 def tie_forked_processes() -> None:
-    """From now on, whatever this process and its children fork is killed when its parent ends. Does nothing but on Linux."""
+    """From now on, whatever this process and its children fork is killed when its parent ends. Does nothing but on
+    Linux.
+    """
     if not sys.platform.startswith("linux"):
         return
     prctl, forker = ctypes.CDLL(None).prctl, [os.getpid()]

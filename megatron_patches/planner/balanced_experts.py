@@ -1,7 +1,8 @@
 """A mixture of experts as the planner sees it: every expert gets as many tokens as every other.
 
-Where tokens go is decided by numbers, which a rehearsal does not have. The router, the two exchanges between ranks and the products of
-this rank's experts are the real ones; a router out of balance makes one rank slower and larger than this.
+Where tokens go is decided by numbers, which a rehearsal does not have. The router, the two exchanges between ranks and
+the products of this rank's experts are the real ones; a router out of balance makes one rank slower and larger than
+this.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Accelerators by name and the roofline: how long FLOPs, memory traffic and collectives take at the very least.
 
 Numbers are the vendors' published peaks: dense bfloat16 matrix FLOP/s, float32 FLOP/s of the ordinary cores, memory
-bandwidth, and the intra-node link in one direction (half of the advertised sum of both). The network between nodes is a property of
-the cluster, not of the GPU: the value here is what such nodes are usually built with and can be replaced. No torch needed.
+bandwidth, and the intra-node link in one direction (half of the advertised sum of both). The network between nodes is a
+property of the cluster, not of the GPU: the value here is what such nodes are usually built with and can be replaced.
+No torch needed.
 """
 
 from __future__ import annotations
@@ -29,8 +30,12 @@ class Gpu:
     network_bandwidth: float  # between nodes
 
 
-def _gpu(name: str, mib: int, bf16_tera: float, fp32_tera: float, hbm_giga: float, link_giga: float, network_giga: float) -> Gpu:
-    return Gpu(name, mib * MIB, bf16_tera * TERA, fp32_tera * TERA, hbm_giga * GIGA, link_giga * GIGA, network_giga * GIGA)
+def _gpu(
+    name: str, mib: int, bf16_tera: float, fp32_tera: float, hbm_giga: float, link_giga: float, network_giga: float
+) -> Gpu:
+    return Gpu(
+        name, mib * MIB, bf16_tera * TERA, fp32_tera * TERA, hbm_giga * GIGA, link_giga * GIGA, network_giga * GIGA
+    )
 
 
 GPUS: Mapping[str, Gpu] = {

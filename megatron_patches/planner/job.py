@@ -13,7 +13,8 @@ from megatron_patches.training.arguments import parse_arguments
 from megatron_patches.training.config import TrainingConfig, check_experts, config_from
 
 # Prompt text around the documents, in Qwen3 tokens, measured on the training collections: chat opening, "[i] " and line
-# breaks of each document, instruction + query + chat suffix, instruction + "N/A" + chat suffix, and the rows of I_q in both.
+# breaks of each document, instruction + query + chat suffix, instruction + "N/A" + chat suffix, and the rows of I_q in
+# both.
 OPENING_TOKENS, LABEL_TOKENS, QUERY_TOKENS, CALIBRATION_TOKENS, QUERY_ROWS, CALIBRATION_ROWS = 4, 4, 36, 28, 10, 2
 LATE_QUERY_TOKENS = QUERY_ROWS + 2  # "Query:" and the query's own
 
@@ -83,7 +84,9 @@ class Job:
         return self.global_batch_size // (self.micro_batch_size * self.data_parallel)
 
     def with_tensor_parallel(self, size: int, *, is_batch_free: bool = False) -> Job:
-        """The same job cut ``size`` ways; ``is_batch_free`` lets the global batch grow to the next multiple of the ranks."""
+        """The same job cut ``size`` ways; ``is_batch_free`` lets the global batch grow to the next multiple of the
+        ranks.
+        """
         per_step = self.micro_batch_size * max(1, self.world_size // size)
         batch = -(-self.global_batch_size // per_step) * per_step if is_batch_free else self.global_batch_size
         return dataclasses.replace(self, tensor_parallel=size, global_batch_size=batch)
@@ -119,7 +122,9 @@ class Job:
             "--sequence-parallel": self.is_sequence_parallel,
             "--headrank-full-depth": self.is_full_depth,
         }
-        given = [str(part) for flag in flags.items() for part in flag] + [switch for switch, is_on in switches.items() if is_on]
+        given = [str(part) for flag in flags.items() for part in flag] + [
+            switch for switch, is_on in switches.items() if is_on
+        ]
         return [*given, *(["--recompute-modules", *self.recompute_modules] if self.recompute_modules else [])]
 
     def config(self) -> TrainingConfig:

@@ -1,4 +1,6 @@
-"""A micro-batch of the late layout for a rehearsal: lists of the job's lengths, every passage and every query of its own."""
+"""A micro-batch of the late layout for a rehearsal: lists of the job's lengths, every passage and every query of its
+own.
+"""
 
 from __future__ import annotations
 

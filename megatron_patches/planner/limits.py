@@ -1,4 +1,6 @@
-"""What breaks first when a job grows: longer contexts, larger models, more nodes; and the smallest tensor parallelism that fits."""
+"""What breaks first when a job grows: longer contexts, larger models, more nodes; and the smallest tensor
+parallelism that fits.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from megatron_patches.training.assembly import count_parameters
 
 @dataclass(frozen=True)
 class Limit:
-    """The first thing that breaks on one axis of growth; ``value`` is the last size that works (None: nothing breaks)."""
+    """The first thing that breaks on one axis of growth; ``value`` is the last size that works (None: nothing
+    breaks).
+    """
 
     axis: str
     value: float | None
@@ -41,8 +45,8 @@ def least_lasting_bytes(job: Job, recipe: str) -> float:
 def is_known_to_fit(plan: Plan, job: Job) -> bool | None:
     """Whether the plan's job would fit at another tensor-parallel size, as far as that follows without building it.
 
-    A tensor is either the same on all tensor-parallel ranks or cut among them, so from size T to a smaller t memory grows, but at
-    most T / t times. None: not to be said without a measurement.
+    A tensor is either the same on all tensor-parallel ranks or cut among them, so from size T to a smaller t memory
+    grows, but at most T / t times. None: not to be said without a measurement.
     """
     peak, usable = plan.measured.peak_bytes, plan.usable_bytes
     ratio = plan.job.tensor_parallel / job.tensor_parallel
@@ -56,7 +60,9 @@ def is_known_to_fit(plan: Plan, job: Job) -> bool | None:
 
 
 def smallest_tensor_parallel(plan: Plan, *, is_batch_free: bool = False) -> int | None:
-    """The smallest size that fits the GPU; None when none does. From the largest down, and only sizes in doubt are built."""
+    """The smallest size that fits the GPU; None when none does. From the largest down, and only sizes in doubt are
+    built.
+    """
     smallest, nearest = None, plan
     for job in reversed(plan.job.possible_sizes(is_batch_free=is_batch_free)):
         verdict = is_known_to_fit(nearest, job)
@@ -73,18 +79,31 @@ def context_limit(plan: Plan) -> Limit:
     """Activations grow linearly with the sequence; the model's positions are the other wall."""
     job, peak = plan.job, plan.measured.peak_bytes
     longer = dataclasses.replace(job, documents=2 * job.documents)
-    per_token = (measure_by_depth(longer, plan.recipe).peak_bytes - peak) / (longer.sequence_tokens - job.sequence_tokens)
+    per_token = (measure_by_depth(longer, plan.recipe).peak_bytes - peak) / (
+        longer.sequence_tokens - job.sequence_tokens
+    )
     room = int(job.sequence_tokens + (plan.usable_bytes - peak) / per_token)
     positions = job.shape.max_positions
     if room < positions:
-        advice = "a larger tensor-parallel size" if job.is_recomputed else "--recompute-granularity full or a larger tensor-parallel size"
-        reason = f"GPU memory: {per_token / MIB:.2f} MiB of activations a token; then {advice}, or --seq-length to shorten documents"
+        advice = (
+            "a larger tensor-parallel size"
+            if job.is_recomputed
+            else "--recompute-granularity full or a larger tensor-parallel size"
+        )
+        reason = (
+            f"GPU memory: {per_token / MIB:.2f} MiB of activations a token; then {advice}, or --seq-length to "
+            "shorten documents"
+        )
         return Limit("tokens in a context", max(0, room), reason)
-    return Limit("tokens in a context", positions, f"the model's {positions:,} positions; memory would hold {room:,} tokens")
+    return Limit(
+        "tokens in a context", positions, f"the model's {positions:,} positions; memory would hold {room:,} tokens"
+    )
 
 
 def model_limit(plan: Plan) -> Limit:
-    """The largest Qwen3 that fits this layout, and what is too large in the next one. The largest is tried first: it may fit."""
+    """The largest Qwen3 that fits this layout, and what is too large in the next one. The largest is tried first: it
+    may fit.
+    """
     names = [name for name, shape in KNOWN_MODELS.items() if shape.family == plan.job.shape.family]
     larger = [name for name in names if count_parameters(KNOWN_MODELS[name]) > count_parameters(plan.job.shape)]
     reason = "nothing breaks up to the largest model known here"
@@ -96,7 +115,10 @@ def model_limit(plan: Plan) -> Limit:
         grown = replan(plan, dataclasses.replace(plan.job, model=name, shape=shape, heads=heads_of(name, shape)))
         if grown.fits:
             return Limit(f"model (largest that fits: {name})", None, reason)
-        reason = f"{name} needs {grown.measured.peak_bytes / GIB:.0f} GiB of {grown.usable_bytes / GIB:.0f}, most of it {_heaviest(grown)}"
+        reason = (
+            f"{name} needs {grown.measured.peak_bytes / GIB:.0f} GiB of {grown.usable_bytes / GIB:.0f}, most of it "
+            f"{_heaviest(grown)}"
+        )
     return Limit(f"model (largest that fits: {plan.job.model if plan.fits else 'none'})", None, reason)
 
 
@@ -124,11 +146,15 @@ def node_limit(plan: Plan) -> Limit:
     crossover = job.global_batch_size / job.micro_batch_size * plan.microbatch.serial / exchange * nodes_a_rank
     if crossover < most:
         reason = (
-            f"the exchange of {exchanged / GIB:.1f} GiB of gradients and weights a step ({exchange * 1000:.0f} ms between nodes) takes "
+            f"the exchange of {exchanged / GIB:.1f} GiB of gradients and weights a step ({exchange * 1000:.0f} ms "
+            "between nodes) takes "
             "longer than the forward and backward passes left to a rank; a larger global batch moves it"
         )
         return Limit("nodes", max(1, int(crossover)), reason)
-    reason = f"the global batch of {job.global_batch_size} contexts: one micro-batch of {job.micro_batch_size} a rank is left"
+    reason = (
+        f"the global batch of {job.global_batch_size} contexts: one micro-batch of {job.micro_batch_size} a rank is "
+        "left"
+    )
     return Limit("nodes", most, reason)
 
 

@@ -24,7 +24,9 @@ SHALLOW, DEEP = 1, 2  # l_max of the two small models of measure_by_depth
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one rank needs: bytes that stay, bytes that come and go, and the costs of a micro-batch and of the update."""
+    """What one rank needs: bytes that stay, bytes that come and go, and the costs of a micro-batch and of the
+    update.
+    """
 
     num_parameters: int  # on this rank
     parameter_bytes: int
@@ -52,7 +54,9 @@ class Measurement:
         for entry in dataclasses.fields(cls):
             weighted = [(weight, getattr(part, entry.name)) for weight, part in parts]
             is_costs = isinstance(weighted[0][1], Costs)
-            values[entry.name] = Costs.mix(weighted) if is_costs else round(sum(weight * value for weight, value in weighted))
+            values[entry.name] = (
+                Costs.mix(weighted) if is_costs else round(sum(weight * value for weight, value in weighted))
+            )
         return cls(**values)
 
 
@@ -78,17 +82,25 @@ def measure(job: Job, recipe: str = "ours") -> Measurement:
         _switch_phase_at_finalisation(policy, meter)
         meter.phase = "update"
         if reference is None:
-            train_step(model, optimizer, meter.announce(late_batch(job) if job.is_late else one_pass_batch(job)), job.heads, config.loss, 1)
+            train_step(
+                model,
+                optimizer,
+                meter.announce(late_batch(job) if job.is_late else one_pass_batch(job)),
+                job.heads,
+                config.loss,
+                1,
+            )
         else:
             literal_step(model, reference, optimizer, meter.announce(two_pass_batch(job)), job.heads, config)
         return _read(meter, policy, reference_bytes)
 
 
 def measure_by_depth(job: Job, recipe: str = "ours") -> Measurement:
-    """The same from models of a few layers, extended to the job's depth: all layers below l_max are alike, and so are all above.
+    """The same from models of a few layers, extended to the job's depth: all layers below l_max are alike, and so are
+    all above.
 
-    Parameters, FLOPs and messages are exact. The core heads' rows are all read in the last layers of the small models, which moves
-    activations and memory traffic by a percent in a model of nine layers and less in deeper ones.
+    Parameters, FLOPs and messages are exact. The core heads' rows are all read in the last layers of the small models,
+    which moves activations and memory traffic by a percent in a model of nine layers and less in deeper ones.
     """
 
     job.config()  # contradictions are refused here as they are by training
@@ -126,7 +138,9 @@ def _squeezed(heads: HeadSet, layer: int) -> tuple[Head, ...]:
 def _read(meter: StepMeter, policy: HeadRankModel, reference_bytes: int) -> Measurement:
     parameters = list(policy.parameters())
     parameter_bytes = meter.bytes_of([parameter.data for parameter in parameters])
-    gradient_bytes = meter.bytes_of([parameter.main_grad for parameter in parameters if hasattr(parameter, "main_grad")])
+    gradient_bytes = meter.bytes_of(
+        [parameter.main_grad for parameter in parameters if hasattr(parameter, "main_grad")]
+    )
     optimizer_bytes = meter.live_bytes - parameter_bytes - gradient_bytes - reference_bytes
     return Measurement(
         num_parameters=sum(parameter.numel() for parameter in parameters),

@@ -1,7 +1,8 @@
 """What a step costs, read off the operators it really runs: live memory, FLOPs, HBM traffic, collectives.
 
-One dispatch mode above ``FakeTensorMode`` sees every operator, forward, backward and optimizer alike, and every collective with
-its process group. It works on real tensors too. Causal attention is counted at its true cost, the lower triangle.
+One dispatch mode above ``FakeTensorMode`` sees every operator, forward, backward and optimizer alike, and every
+collective with its process group. It works on real tensors too. Causal attention is counted at its true cost, the lower
+triangle.
 """
 
 from __future__ import annotations
@@ -40,7 +41,15 @@ _WITHOUT_FAKE = {"c10d.allgather_into_tensor_coalesced_", "c10d.reduce_scatter_t
 _SPARSE_READS = {aten.embedding, aten.gather, aten.index, aten.index_select, aten.slice, aten.select}
 # what makes the host wait until the GPU has caught up
 _WAITS = {aten._local_scalar_dense, aten.nonzero, aten.is_nonzero, aten.equal, aten.masked_select, aten._unique2}
-_FREE = {aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.new_empty_strided, aten.detach, aten.alias}
+_FREE = {
+    aten.empty,
+    aten.empty_like,
+    aten.new_empty,
+    aten.empty_strided,
+    aten.new_empty_strided,
+    aten.detach,
+    aten.alias,
+}
 
 
 class Kernel(NamedTuple):
@@ -98,8 +107,9 @@ class Costs:
 class StepMeter(TorchDispatchMode):
     """Counts everything dispatched while it is active; ``phase`` says to which account it goes.
 
-    ``live_bytes`` is what the tensors made under the meter hold now, ``peak_bytes`` the most since the phase began. A fake number
-    that Python asks for (``.item()``) is answered with 1, a fake truth value with False, and a fake mask selects half.
+    ``live_bytes`` is what the tensors made under the meter hold now, ``peak_bytes`` the most since the phase began. A
+    fake number that Python asks for (``.item()``) is answered with 1, a fake truth value with False, and a fake mask
+    selects half.
     """
 
     def __init__(self) -> None:
@@ -126,7 +136,9 @@ class StepMeter(TorchDispatchMode):
         storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in _tensors(tensors)}
         return sum(storages.values())
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
         """Run the operator one level down and book it."""
         kwargs = kwargs or {}
         packet = func._overloadpacket
@@ -230,7 +242,13 @@ def _attention_pairs(query: torch.Tensor, key: torch.Tensor, is_causal: bool) ->
 
 
 def _attention_forward(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float = 0.0, is_causal: bool = False, *_: Any, **__: Any
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *_: Any,
+    **__: Any,
 ) -> int:
     """QK^T and PV."""
     return 2 * _attention_pairs(query, key, is_causal) * (query.shape[-1] + value.shape[-1])

@@ -1,8 +1,8 @@
 """The plan of a job on named hardware: memory, time and steps from what one rank was measured to do.
 
-Times are lower bounds: every kernel at its published peak. The bound lets compute, memory and network overlap perfectly, so no
-implementation of these kernels is faster; "serial" runs them one after another, as eager PyTorch with blocking tensor-parallel
-collectives does. A real step takes longer than both.
+Times are lower bounds: every kernel at its published peak. The bound lets compute, memory and network overlap
+perfectly, so no implementation of these kernels is faster; "serial" runs them one after another, as eager PyTorch with
+blocking tensor-parallel collectives does. A real step takes longer than both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from megatron_patches.planner.meter import Costs
 
 # Ours: CUDA context, NCCL's buffers and cuBLAS workspaces, and what the caching allocator loses to fragmentation.
 RESERVED_BYTES, FRAGMENTATION = 2 * GIB, 0.05
-# Of a training pass: two attention products forward against five backward, the least of all kernels; two more when recomputed.
+# Of a training pass: two attention products forward against five backward, the least of all kernels; two more when
+# recomputed.
 FORWARD_SHARE, FORWARD_SHARE_RECOMPUTED = 2 / 7, 2 / 9
 NAME_BYTES = 32  # of a context id and a query id together
 SCORE_BYTES = 22  # a float32 as a JSON number, with its comma
@@ -99,13 +100,19 @@ class Plan:
         return self.times_of(self.measured.microbatch)
 
     def times_of(self, costs: Costs) -> Times:
-        """All FLOPs at the peak of their type, all reads and writes of unfused kernels and all collectives at full bandwidth."""
+        """All FLOPs at the peak of their type, all reads and writes of unfused kernels and all collectives at full
+        bandwidth.
+        """
         compute = memory = kernels = network = 0.0
         for kernel, count in costs.kernels.items():
             is_half = kernel.dtype in (torch.bfloat16, torch.float16)
             of_flops = kernel.flops / (self.gpu.bf16_flops if is_half else self.gpu.fp32_flops)
             of_bytes = kernel.moved_bytes / self.gpu.memory_bandwidth
-            compute, memory, kernels = compute + count * of_flops, memory + count * of_bytes, kernels + count * max(of_flops, of_bytes)
+            compute, memory, kernels = (
+                compute + count * of_flops,
+                memory + count * of_bytes,
+                kernels + count * max(of_flops, of_bytes),
+            )
         for message, count in costs.messages.items():
             is_near = is_inside_node(message.ranks, self.gpus_per_node)
             sent = wire_bytes(message.collective, message.message_bytes, len(message.ranks))
@@ -114,12 +121,16 @@ class Plan:
 
     @property
     def samples_per_epoch(self) -> int:
-        """Contexts forwarded in one pass over all pairs, every context with the mean number of them; in the late layout over all lists."""
+        """Contexts forwarded in one pass over all pairs, every context with the mean number of them; in the late
+        layout over all lists.
+        """
         if self.job.is_late:
             return self.data.num_contexts
         if self.recipe == "literal" or self.job.pairs_per_context == 1:
             return self.data.num_pairs
-        return self.data.num_contexts * math.ceil(self.data.num_pairs / self.data.num_contexts / self.job.pairs_per_context)
+        return self.data.num_contexts * math.ceil(
+            self.data.num_pairs / self.data.num_contexts / self.job.pairs_per_context
+        )
 
     @property
     def num_steps(self) -> int:
@@ -128,12 +139,16 @@ class Plan:
 
     @property
     def pairs_per_step(self) -> int:
-        """Preferences of one step; a list of the late layout counts each pair of its passages, which the teacher's margins order."""
+        """Preferences of one step; a list of the late layout counts each pair of its passages, which the teacher's
+        margins order.
+        """
         of_list = math.comb(self.job.documents, 2) if self.job.is_late else self.job.pairs_per_context
         return self.job.global_batch_size * (1 if self.recipe == "literal" else of_list)
 
     def reference_seconds(self, kind: str) -> float:
-        """Scoring every context once with the frozen model, before the first step; neither the literal recipe nor a late job does."""
+        """Scoring every context once with the frozen model, before the first step; neither the literal recipe nor a
+        late job does.
+        """
         if self.recipe == "literal" or self.job.is_late:
             return 0.0
         share = FORWARD_SHARE_RECOMPUTED if self.job.is_recomputed else FORWARD_SHARE
@@ -148,12 +163,18 @@ class Plan:
     def store_bytes(self) -> float:
         """The tokenised contexts on disk, one order of documents each: what every node must be able to read."""
         num_pairs = self.data.num_pairs / self.data.num_contexts
-        return self.data.num_contexts * context_bytes(self.job.sequence_tokens, self.job.documents, num_pairs, NAME_BYTES)
+        return self.data.num_contexts * context_bytes(
+            self.job.sequence_tokens, self.job.documents, num_pairs, NAME_BYTES
+        )
 
     @property
     def reference_store_bytes(self) -> float:
         """The file of reference scores; the literal recipe keeps the model instead, a late job learns from labels."""
-        return 0.0 if self.recipe == "literal" or self.job.is_late else float(self.data.num_contexts * self.job.documents * SCORE_BYTES)
+        return (
+            0.0
+            if self.recipe == "literal" or self.job.is_late
+            else float(self.data.num_contexts * self.job.documents * SCORE_BYTES)
+        )
 
     def traffic_by_collective(self) -> dict[str, float]:
         """Bytes this rank sends in one step, by collective, group size and link."""

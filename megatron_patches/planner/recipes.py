@@ -1,8 +1,8 @@
 """The two recipes a plan compares, and batches of a job's lengths for them.
 
-"ours" is what pretrain_headrank.py runs: layers up to l_max, both branches in one pass, P pairs per context, the reference from its
-cache. "literal" is the paper's text: every layer, one pair a forward, calibration as a second pass, the frozen reference as a
-second model in memory. Shapes: B batch, S sequence, N documents.
+"ours" is what pretrain_headrank.py runs: layers up to l_max, both branches in one pass, P pairs per context, the
+reference from its cache. "literal" is the paper's text: every layer, one pair a forward, calibration as a second pass,
+the frozen reference as a second model in memory. Shapes: B batch, S sequence, N documents.
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ from megatron_patches import device
 from megatron_patches.attention import LayerRows
 from megatron_patches.model import CapturedRows, HeadRankModel, build_model, build_transformer_config
 from megatron_patches.parallel_scores import core_head_scores
-from megatron_patches.planner.job import CALIBRATION_ROWS, CALIBRATION_TOKENS, LABEL_TOKENS, OPENING_TOKENS, QUERY_ROWS, QUERY_TOKENS, Job
+from megatron_patches.planner.job import (
+    CALIBRATION_ROWS,
+    CALIBRATION_TOKENS,
+    LABEL_TOKENS,
+    OPENING_TOKENS,
+    QUERY_ROWS,
+    QUERY_TOKENS,
+    Job,
+)
 from megatron_patches.shape import ModelShape
 from megatron_patches.training.assembly import layer_settings
 from megatron_patches.training.batches import Batch
@@ -59,7 +67,9 @@ def _encoded(job: Job, query_tokens: int, calibration_tokens: int, rows: int) ->
         calibration_length=calibration_tokens,
         query_rows=(first_row, first_row + rows),
         calibration_rows=(end - min(calibration_tokens, CALIBRATION_ROWS), end),
-        document_spans=tuple((start + width * index, start + width * index + job.document_tokens) for index in range(job.documents)),
+        document_spans=tuple(
+            (start + width * index, start + width * index + job.document_tokens) for index in range(job.documents)
+        ),
         is_parallel=job.heads.prompt.is_parallel,
     )
 
@@ -99,7 +109,9 @@ def two_pass_batch(job: Job) -> tuple[Batch, Batch]:
     )
 
 
-def two_pass_scores(model: torch.nn.Module, query: Batch, calibration: Batch, heads: HeadSet, num_layers: int) -> torch.Tensor:
+def two_pass_scores(
+    model: torch.nn.Module, query: Batch, calibration: Batch, heads: HeadSet, num_layers: int
+) -> torch.Tensor:
     """Calibrated scores_BN from two full-depth passes over the two prompts, as the peers compute them."""
     heads_by_layer = {**heads.by_layer(), num_layers - 1: heads.by_layer().get(num_layers - 1, [])}
     of_query = model(query.input_ids_BS, query.layout, heads_by_layer)
@@ -109,7 +121,9 @@ def two_pass_scores(model: torch.nn.Module, query: Batch, calibration: Batch, he
         layer: LayerRows(read.heads, read.query_rows[..., :width], of_nothing.rows[layer].query_rows[..., :width])
         for layer, read in of_query.rows.items()
     }
-    layout: BranchLayout = dataclasses.replace(query.layout, document_of_token_BS=query.layout.document_of_token_BS[:, :width])
+    layout: BranchLayout = dataclasses.replace(
+        query.layout, document_of_token_BS=query.layout.document_of_token_BS[:, :width]
+    )
     return core_head_scores(CapturedRows(rows), layout, is_calibrated=True)
 
 

@@ -8,11 +8,14 @@ from headrank.errors import InputError
 from headrank.method.heads import Head, HeadSet
 from megatron_patches.shape import ModelShape
 
-USUAL_DEPTH = 0.7  # l_max over the last layer where no heads are known; the paper's Qwen3 models lie at 0.78, 0.70 and 0.69
+# l_max over the last layer where no heads are known; the paper's Qwen3 models lie at 0.78, 0.70 and 0.69
+USUAL_DEPTH = 0.7
 
 
 def _qwen3(layers: int, hidden: int, ffn: int, heads: int, *, is_tied: bool) -> ModelShape:
-    """A dense Qwen3 as published: 8 key-value groups of size 128, vocabulary 151,936, rotary base 1e6, context 40,960."""
+    """A dense Qwen3 as published: 8 key-value groups of size 128, vocabulary 151,936, rotary base 1e6, context
+    40,960.
+    """
     return ModelShape(
         family="qwen3",
         layers=layers,
@@ -97,9 +100,12 @@ def shape_of(model: str) -> ModelShape:
 def heads_of(model: str, shape: ModelShape, last_layer: int | None = None, num_heads: int = 8) -> HeadSet:
     """The paper's heads where it gives them, else ``num_heads`` spread over the upper half of the layers up to l_max.
 
-    ``last_layer`` moves the deepest head there. Which heads they are hardly matters to the cost; where the deepest lies does.
+    ``last_layer`` moves the deepest head there. Which heads they are hardly matters to the cost; where the deepest lies
+    does.
     """
-    known = next((heads for name, heads in PAPER_HEADS.items() if name.lower() == model.lower().removeprefix("qwen/")), None)
+    known = next(
+        (heads for name, heads in PAPER_HEADS.items() if name.lower() == model.lower().removeprefix("qwen/")), None
+    )
     if known is None or last_layer is not None or num_heads != len(known):
         deepest = round(USUAL_DEPTH * (shape.layers - 1)) if last_layer is None else last_layer
         if not 0 <= deepest < shape.layers:

@@ -1,6 +1,8 @@
-"""FlexAttention as the planner sees it: one kernel that works through the visible tiles and keeps Q, K, V, context and log sums.
+"""FlexAttention as the planner sees it: one kernel that works through the visible tiles and keeps Q, K, V, context and
+log sums.
 
-Eager FlexAttention would make S x S matrices, and its compiled kernel needs a GPU. Shapes as in headrank.method.flexible_attention.
+Eager FlexAttention would make S x S matrices, and its compiled kernel needs a GPU. Shapes as in
+headrank.method.flexible_attention.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from megatron_patches.planner.meter import FLOP_FORMULAS
 
 
 @torch.library.custom_op("headrank::tiled_attention", mutates_args=())
-def tiled_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pairs: int) -> tuple[torch.Tensor, torch.Tensor]:
+def tiled_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pairs: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Context and log sums over ``pairs`` query-key pairs of each head; shapes only."""
     return torch.empty_like(query), query.new_empty(query.shape[:3], dtype=torch.float32)
 
@@ -50,7 +54,13 @@ tiled_attention.register_autograd(_backward, setup_context=_keep)
 
 
 def attend_to_tiles(
-    mask: FlexibleMask, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, position_ids_BS: Any, scale: float, window: int | None
+    mask: FlexibleMask,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    position_ids_BS: Any,
+    scale: float,
+    window: int | None,
 ) -> torch.Tensor:
     """In the place of FlexibleMask.attend."""
     return tiled_attention(query, key, value, mask.num_visible * TILE * TILE)[0]
@@ -61,7 +71,9 @@ def _forward_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, 
     return 2 * query.shape[1] * pairs * (query.shape[-1] + value.shape[-1])
 
 
-def _backward_flops(gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **_: Any) -> int:
+def _backward_flops(
+    gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **_: Any
+) -> int:
     """QK^T again, dV, dP, dQ, dK."""
     return 2 * query.shape[1] * rest[-1] * (3 * query.shape[-1] + 2 * value.shape[-1])
 

@@ -1,8 +1,8 @@
 """A world of any size in one process: a fake process group, Megatron's groups in it, and fake tensors for the devices.
 
-Nothing is communicated and no number is computed; only shapes, types and the order of operations are real. One rank is built.
-All ranks of a data-parallel group do the same, and tensor-parallel ranks differ only in how many core heads they own, so the
-rank with the most of them stands for all.
+Nothing is communicated and no number is computed; only shapes, types and the order of operations are real. One rank is
+built. All ranks of a data-parallel group do the same, and tensor-parallel ranks differ only in how many core heads they
+own, so the rank with the most of them stands for all.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ def fake_world(
 ) -> Iterator[StepMeter]:
     """Become rank ``rank`` of a fake world, with every operator metered. Leaves no process group behind.
 
-    ``has_gpu_kernels`` takes the operators that a GPU would run where they differ from the CPU's in what they keep for backward:
-    fused RMSNorm, Megatron's fused gated MLP, products of a few rows, FlexAttention. Without it the rehearsal is of a CPU job.
-    Transformer Engine's layers keep the same tensors as Megatron's own: input and output of the norm, Q, K, V, context, log sums.
+    ``has_gpu_kernels`` takes the operators that a GPU would run where they differ from the CPU's in what they keep for
+    backward: fused RMSNorm, Megatron's fused gated MLP, products of a few rows, FlexAttention. Without it the rehearsal
+    is of a CPU job. Transformer Engine's layers keep the same tensors as Megatron's own: input and output of the norm,
+    Q, K, V, context, log sums.
     """
     from megatron.core import parallel_state, tensor_parallel
 
@@ -83,9 +84,11 @@ def _start_fake_process_group(world_size: int, rank: int) -> None:
 
 
 def _substitutes(rank: int) -> list[Any]:
-    """What fakes cannot do: real gloo side groups, objects sent through tensors (every rank would send the same), casts in place.
+    """What fakes cannot do: real gloo side groups, objects sent through tensors (every rank would send the same), casts
+    in place.
 
-    And what would take most of the time with a thousand ranks: registering the groups of the others, and listing all groups anew.
+    And what would take most of the time with a thousand ranks: registering the groups of the others, and listing all
+    groups anew.
     """
     from megatron.core import parallel_state
 
@@ -131,7 +134,9 @@ def _known_rank_groups(world_size: int, parallel_size: tuple[int, ...], mask: tu
 
 
 def _converted(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
-    """A new bfloat16 parameter with the old one's marks: torch exchanges fake parameters in place, which their weak references forbid."""
+    """A new bfloat16 parameter with the old one's marks: torch exchanges fake parameters in place, which their weak
+    references forbid.
+    """
     new = torch.nn.Parameter(parameter.detach().to(torch.bfloat16), requires_grad=parameter.requires_grad)
     new.__dict__.update(parameter.__dict__)
     return new
@@ -140,7 +145,8 @@ def _converted(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
 def _fused_norm(norm: torch.nn.RMSNorm, x: torch.Tensor) -> torch.Tensor:
     """RMSNorm as one kernel, under the condition torch has for it on a GPU: input and weight of one type.
 
-    On a CPU torch takes RMSNorm apart into float32 pieces. LayerNorm, one kernel on both, reads, writes and keeps the same.
+    On a CPU torch takes RMSNorm apart into float32 pieces. LayerNorm, one kernel on both, reads, writes and keeps the
+    same.
     """
     if norm.weight is None or norm.weight.dtype != x.dtype:
         return torch.nn.functional.rms_norm(x, norm.normalized_shape, norm.weight, norm.eps)
@@ -163,7 +169,11 @@ class _NumbersFromFakes(TorchFunctionMode):
     """``torch.tensor`` of fake scalars (Megatron's gradient norm) would read memory that is not there; give it ones."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Replace the fake entries of torch.tensor's list, pass everything else on."""
         if func is torch.tensor:

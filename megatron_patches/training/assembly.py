@@ -34,7 +34,8 @@ ADAM_BYTES = 16  # float32 weight, gradient and two moments
 def build_policy(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> HeadRankModel:
     """The model to train on this rank, weights undefined: layers 0..l_max, or all of them with the unused ones frozen.
 
-    With adapters everything else is frozen. Weight decay acts on adapters as on any matrix: it draws the model towards its base.
+    With adapters everything else is frozen. Weight decay acts on adapters as on any matrix: it draws the model towards
+    its base.
     """
     dtype = torch.bfloat16 if config.bf16 else torch.float32
     use_engine = chosen_engine(config.transformer_impl, dtype)
@@ -44,7 +45,8 @@ def build_policy(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> H
         dtype=dtype,
         **layer_settings(config),
         **kernel_settings(config, use_engine=use_engine),
-        # Not perform_initialization=False: Megatron marks weights as tensor-parallel while it initialises them, and unmarked ones are
+        # Not perform_initialization=False: Megatron marks weights as tensor-parallel while it initialises them, and
+        # unmarked ones are
         # left out of the gradient norm on all ranks but the first.
         init_method=_leave_as_is,
         output_layer_init_method=_leave_as_is,
@@ -118,7 +120,9 @@ def wrap_model(config: TrainingConfig, model: HeadRankModel) -> DistributedDataP
     return ddp
 
 
-def build_optimizer(config: TrainingConfig, ddp: DistributedDataParallel) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
+def build_optimizer(
+    config: TrainingConfig, ddp: DistributedDataParallel
+) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
     """AdamW through Megatron, and its schedule counted in samples over ``train_iters`` steps."""
     schedule = config.schedule
     settings = OptimizerConfig(
@@ -164,13 +168,16 @@ def build_optimizer(config: TrainingConfig, ddp: DistributedDataParallel) -> tup
 
 
 def _parameter_groups(config: TrainingConfig, settings: OptimizerConfig) -> dict[ParamKey, ParamGroupOverride]:
-    """Megatron's own groups (no decay for norms and biases) and one for trained readout weights: no decay, a rate of their own."""
+    """Megatron's own groups (no decay for norms and biases) and one for trained readout weights: no decay, a rate of
+    their own.
+    """
     groups = get_standard_config_overrides(settings)
     if config.train_readout:
         schedule = config.schedule
         peak = schedule.lr if config.readout_lr is None else config.readout_lr
         rates = {"max_lr": peak, "min_lr": schedule.min_lr * peak / schedule.lr}
-        # a checkpoint's groups are told apart by decay and this mark, not by their rates: without it the group of the norms,
+        # a checkpoint's groups are told apart by decay and this mark, not by their rates: without it the group of the
+        # norms,
         # which has no decay either, would be taken for this one, and no run that trains both could resume
         mark: Any = {"is_decoupled_lr": True}
         groups[ParamKey(name=f"*{PARAMETER}")] = ParamGroupOverride(wd_mult=0.0, **rates, **mark)
@@ -178,7 +185,9 @@ def _parameter_groups(config: TrainingConfig, settings: OptimizerConfig) -> dict
 
 
 def _fuse_adam(optimizer: MegatronOptimizer) -> None:
-    """Where Megatron fell back to torch's AdamW (no Apex, no Transformer Engine), take its one-kernel version: a third of the time."""
+    """Where Megatron fell back to torch's AdamW (no Apex, no Transformer Engine), take its one-kernel version: a
+    third of the time.
+    """
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         if isinstance(part.optimizer, torch.optim.AdamW):
             for group in [part.optimizer.defaults, *part.optimizer.param_groups]:
@@ -186,7 +195,9 @@ def _fuse_adam(optimizer: MegatronOptimizer) -> None:
 
 
 def count_parameters(shape: ModelShape, last_layer: int | None = None) -> int:
-    """Decoder and embedding parameters of the whole model, or of the truncated one (its last layer has Q and K only)."""
+    """Decoder and embedding parameters of the whole model, or of the truncated one (its last layer has Q and K
+    only).
+    """
     query, key = shape.heads * shape.head_dim, shape.groups * shape.head_dim
     norms = 2 * shape.head_dim if shape.has_qk_norm else 0
     reading = shape.hidden * (query + key) + norms + shape.hidden + ((query + key) if shape.has_qkv_bias else 0)
@@ -218,8 +229,10 @@ def saving_report(shape: ModelShape, last_layer: int) -> str:
     full_flops, kept_flops = 6 * (full - embedding * (1 if shape.is_tied else 2)), 6 * (kept - embedding)
     less = 100 * (1 - kept_flops / full_flops)
     return (
-        f"exact truncation at layer {last_layer} of {shape.layers - 1}: {kept / 1e6:.1f}M of {full / 1e6:.1f}M parameters "
-        f"({100 * (1 - kept / full):.0f}% less), {kept * ADAM_BYTES / 2**30:.2f} of {full * ADAM_BYTES / 2**30:.2f} GiB of weights, "
+        f"exact truncation at layer {last_layer} of {shape.layers - 1}: {kept / 1e6:.1f}M of {full / 1e6:.1f}M "
+        "parameters "
+        f"({100 * (1 - kept / full):.0f}% less), {kept * ADAM_BYTES / 2**30:.2f} of {full * ADAM_BYTES / 2**30:.2f} "
+        "GiB of weights, "
         f"gradients and moments, {kept_flops / 1e9:.2f} of {full_flops / 1e9:.2f} GFLOP a token ({less:.0f}% less)"
     )
 

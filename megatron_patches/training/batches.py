@@ -1,4 +1,6 @@
-"""Micro-batches of contexts for one data-parallel rank: tokens, layout, pairs and reference scores, from any sample on."""
+"""Micro-batches of contexts for one data-parallel rank: tokens, layout, pairs and reference scores, from any sample
+on.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from megatron_patches.training.reference import ReferenceScores
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch. ``samples`` keep ids for messages; ranks, pairs and references are per context, as lists differ in length."""
+    """One micro-batch. ``samples`` keep ids for messages; ranks, pairs and references are per context, as lists
+    differ in length.
+    """
 
     samples: tuple[Sample, ...]
     input_ids_BS: torch.Tensor
@@ -38,7 +42,8 @@ class Batch:
 
 
 def length_multiple(config: TransformerConfig) -> int:
-    """What must divide the length of a batch: sequence parallelism splits it over the tensor-parallel ranks; on a GPU 64 as well.
+    """What must divide the length of a batch: sequence parallelism splits it over the tensor-parallel ranks; on a GPU
+    64 as well.
 
     With --tp-comm-overlap it is the longest length itself, and all batches are as long.
     """
@@ -48,8 +53,12 @@ def length_multiple(config: TransformerConfig) -> int:
     return math.lcm(parts, LENGTH_STEP) if device.has_cuda() else parts
 
 
-def make_batch(samples: tuple[Sample, ...], reference: ReferenceScores | None, where: torch.device, multiple_of: int = 1) -> Batch:
-    """Pad the samples' contexts to the longest, or to the next length that ``multiple_of`` divides, and move all to the device."""
+def make_batch(
+    samples: tuple[Sample, ...], reference: ReferenceScores | None, where: torch.device, multiple_of: int = 1
+) -> Batch:
+    """Pad the samples' contexts to the longest, or to the next length that ``multiple_of`` divides, and move all to
+    the device.
+    """
     longest = max(sample.encoded.length for sample in samples)
     pad_to = -(-longest // multiple_of) * multiple_of
     encoded = [sample.encoded for sample in samples]

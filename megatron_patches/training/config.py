@@ -1,6 +1,8 @@
-"""One frozen configuration of a run, made from the command line once config_checks.py has refused what is contradictory.
+"""One frozen configuration of a run, made from the command line once config_checks.py has refused what is
+contradictory.
 
-Functions of the loop receive this object, never the argument namespace. It is printed once and saved with every checkpoint.
+Functions of the loop receive this object, never the argument namespace. It is printed once and saved with every
+checkpoint.
 """
 
 from __future__ import annotations
@@ -139,7 +141,9 @@ class TrainingConfig:
         """
         length = self.train_iters
         if length is None:
-            samples = self.train_samples if self.train_samples is not None else math.ceil(self.epochs * samples_per_epoch)
+            samples = (
+                self.train_samples if self.train_samples is not None else math.ceil(self.epochs * samples_per_epoch)
+            )
             length = max(1, math.ceil(samples / self.global_batch_size))
         if self.stop_after is None or self.stop_after >= length:
             return dataclasses.replace(self, train_iters=length)
@@ -162,7 +166,8 @@ def config_from(args: argparse.Namespace, world_size: int) -> TrainingConfig:
         )
     if world_size % args.expert_model_parallel_size:
         raise InputError(
-            f"--expert-model-parallel-size {args.expert_model_parallel_size} does not divide the {world_size} processes; "
+            f"--expert-model-parallel-size {args.expert_model_parallel_size} does not divide the {world_size} "
+            "processes; "
             "change it or torchrun's --nproc-per-node"
         )
     data_parallel = world_size // tensor_parallel
@@ -264,43 +269,61 @@ def check_heads(heads: HeadSet, shape: ModelShape, config: TrainingConfig) -> No
     """Refuse heads of another model, heads outside it, and a tensor-parallel size that cuts a key-value group."""
     if (heads.num_layers, heads.num_heads) != (shape.layers, shape.heads):
         raise InputError(
-            f"{config.heads}: selected on a model of {heads.num_layers} layers x {heads.num_heads} heads ({heads.model}), but "
+            f"{config.heads}: selected on a model of {heads.num_layers} layers x {heads.num_heads} heads "
+            f"({heads.model}), but "
             f"{config.model} has {shape.layers} x {shape.heads}; run 'headrank select-heads' on this model"
         )
     heads.check_fits(shape.layers, shape.heads, config.model)
     check_tensor_parallel_size(shape, config.tensor_parallel)
     check_experts(shape, config)
-    if config.tp_comm_overlap and heads.prompt.document_layout != "sequential":  # elsewhere --seq-length does not bound a batch
+    # elsewhere --seq-length does not bound a batch
+    if config.tp_comm_overlap and heads.prompt.document_layout != "sequential":
         raise InputError(
-            f"--tp-comm-overlap needs batches of one length, which the {heads.prompt.document_layout} layout has not; remove it"
+            f"--tp-comm-overlap needs batches of one length, which the {heads.prompt.document_layout} layout has "
+            "not; remove it"
         )
     if heads.prompt.is_late:
         if config.permutations:
             raise InputError("--headrank-permutations: the late layout has no order of passages; remove it")
         return
     if heads.readout is not None and heads.readout.kind != "log-mass":
-        raise InputError(f"{config.heads}: only readouts of log masses are trained, this one weighs masses; fit one with --method readout")
+        raise InputError(
+            f"{config.heads}: only readouts of log masses are trained, this one weighs masses; fit one with "
+            "--method readout"
+        )
     if config.train_readout and heads.readout is None:
-        raise InputError(f"--headrank-train-readout: {config.heads} has no readout; make one with 'headrank select-heads --method readout'")
+        raise InputError(
+            f"--headrank-train-readout: {config.heads} has no readout; make one with 'headrank select-heads "
+            "--method readout'"
+        )
     for flag, is_given in (
         ("--headrank-in-batch-weight", config.loss.in_batch_weight > 0),
         ("--train-data-path with several folders", len(config.train_data) > 1),
         ("--valid-data-path with several folders", len(config.valid_data or ()) > 1),
     ):
         if is_given:
-            raise InputError(f"{flag} belongs to the late layout, but the prompt of {config.heads} is {heads.prompt.document_layout}")
+            raise InputError(
+                f"{flag} belongs to the late layout, but the prompt of {config.heads} is {heads.prompt.document_layout}"
+            )
 
 
 def check_experts(shape: ModelShape, config: TrainingConfig) -> None:
     """What a mixture of experts asks for, and what is there for it alone."""
     if not shape.experts:
         if config.expert_parallel != 1:
-            raise InputError(f"--expert-model-parallel-size {config.expert_parallel}: {config.model} has no experts; remove it")
+            raise InputError(
+                f"--expert-model-parallel-size {config.expert_parallel}: {config.model} has no experts; remove it"
+            )
         return
     if shape.experts % config.expert_parallel:
-        raise InputError(f"--expert-model-parallel-size {config.expert_parallel} does not divide the {shape.experts} experts of a layer")
+        raise InputError(
+            f"--expert-model-parallel-size {config.expert_parallel} does not divide the {shape.experts} experts of "
+            "a layer"
+        )
     if config.tensor_parallel > 1 and not config.sequence_parallel:
-        raise InputError("a model with experts at --tensor-model-parallel-size above 1 needs --sequence-parallel; add it")
+        raise InputError(
+            "a model with experts at --tensor-model-parallel-size above 1 needs --sequence-parallel; add it"
+        )
     if config.lora is not None:
         raise InputError("--headrank-lora-rank: adapters of models with experts are not supported; train all weights")
 
@@ -316,12 +339,16 @@ def with_readout(config: TrainingConfig, heads: HeadSet) -> TrainingConfig:
     loss = dataclasses.replace(config.loss, is_proximal_centred=True)
     if not config.has_own_scale and loss.scaling == "constant":
         is_fitted = len(set(readout.weights)) > 1
-        loss = dataclasses.replace(loss, scale=1.0 if is_fitted else EQUAL_LOG_MASS_SCALE / sum(map(abs, readout.weights)))
+        loss = dataclasses.replace(
+            loss, scale=1.0 if is_fitted else EQUAL_LOG_MASS_SCALE / sum(map(abs, readout.weights))
+        )
     return dataclasses.replace(config, loss=loss)
 
 
 def changed_fields(saved: Mapping[str, Any], config: TrainingConfig) -> list[str]:
-    """Names of settings that change the objective or the data and differ from a checkpoint's, for a warning on resume."""
+    """Names of settings that change the objective or the data and differ from a checkpoint's, for a warning on
+    resume.
+    """
     watched = (
         "model",
         "document_layout",

@@ -60,7 +60,9 @@ def open_training_set(config: TrainingConfig, shape: ModelShape, heads: HeadSet,
     The tokens are kept in the directory or, where a rank finds that it cannot be written, below --save for all ranks.
     """
     # log masses are not calibrated, so the branch is not even computed
-    encoder = PromptEncoder(_tokenizer(config), heads.prompt, config.seq_length or shape.max_positions, calibrate=heads.readout is None)
+    encoder = PromptEncoder(
+        _tokenizer(config), heads.prompt, config.seq_length or shape.max_positions, calibrate=heads.readout is None
+    )
     opened = partial(
         TrainingSet,
         directory,
@@ -102,7 +104,9 @@ def _on_every_rank(opened: Callable[[], Any]) -> Any:
 
 def _tokenizer(config: TrainingConfig) -> Any:
     """The tokenizer of --tokenizer-model or of the model."""
-    flag, directory = ("--headrank-model", config.model) if config.tokenizer is None else ("--tokenizer-model", config.tokenizer)
+    flag, directory = (
+        ("--headrank-model", config.model) if config.tokenizer is None else ("--tokenizer-model", config.tokenizer)
+    )
     return load_tokenizer(directory, f"{flag} {directory}")
 
 

@@ -1,6 +1,8 @@
-"""What a first run on a new machine is asked about: memory after the first step, where the time goes, a profile of a few steps.
+"""What a first run on a new machine is asked about: memory after the first step, where the time goes, a profile of a
+few steps.
 
-Names, defaults and lines are Megatron's. Timers measure between two synchronisations, so their levels above 0 slow a step down.
+Names, defaults and lines are Megatron's. Timers measure between two synchronisations, so their levels above 0 slow a
+step down.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ def memory_in_use() -> dict[str, float]:
     pages = int(Path("/proc/self/statm").read_text().split()[1]) if Path("/proc/self/statm").exists() else 0
     highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     resident = pages * resource.getpagesize()
-    return {"resident": resident, "max resident": max(resident, highest)}  # the kernel brings its maximum up to date now and then
+    # the kernel brings its maximum up to date now and then
+    return {"resident": resident, "max resident": max(resident, highest)}
 
 
 def memory_line(rank: int, iteration: int, memory: dict[str, float]) -> str:
@@ -49,14 +52,18 @@ def memory_line(rank: int, iteration: int, memory: dict[str, float]) -> str:
 
 
 def report_memory(iteration: int, metrics: Any) -> None:
-    """A line for each rank that holds another part of the model, and the largest numbers in metrics.jsonl. Collective."""
+    """A line for each rank that holds another part of the model, and the largest numbers in metrics.jsonl.
+    Collective.
+    """
     mine = (torch.distributed.get_rank(), data_parallel_rank(), memory_in_use())
     everyone = gather_from_all(mine)
     for rank, replica, memory in everyone:
         if replica == 0:
             logger.info("%s", memory_line(rank, iteration, memory))
     names = mine[2]
-    metrics.write("memory", iteration, {name.replace(" ", "_"): max(memory[name] for _, _, memory in everyone) for name in names})
+    metrics.write(
+        "memory", iteration, {name.replace(" ", "_"): max(memory[name] for _, _, memory in everyone) for name in names}
+    )
 
 
 class StepWatch:
@@ -121,7 +128,9 @@ class StepWatch:
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"rank-{torch.distributed.get_rank()}.json.gz"
             self._profiler.export_chrome_trace(str(path))
-            logger.info("profile of steps %d to %d: %s", self.config.profile_step_start + 1, self.config.profile_step_end, path)
+            logger.info(
+                "profile of steps %d to %d: %s", self.config.profile_step_start + 1, self.config.profile_step_end, path
+            )
             self._profiler = None
         if self._nvtx is not None:
             torch.cuda.check_error(torch.cuda.cudart().cudaProfilerStop())

@@ -18,7 +18,9 @@ class ExitDecision:
     """Remembers signals from the moment it is made; ``reason`` is asked once an iteration."""
 
     def __init__(self, config: TrainingConfig, device: torch.device, started: float | None = None) -> None:
-        """Install the handlers when --exit-signal-handler asks for them. Minutes count from ``started`` (time.monotonic)."""
+        """Install the handlers when --exit-signal-handler asks for them. Minutes count from ``started``
+        (time.monotonic).
+        """
         self.config, self.device, self.started = config, device, time.monotonic() if started is None else started
         self._received = 0
         if config.exit_signal_handler:

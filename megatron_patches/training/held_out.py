@@ -1,7 +1,7 @@
 """Held-out quality during training: NDCG@10 and preference accuracy on contexts no pair of which is trained on.
 
-NDCG@10 has linear gains as trec_eval; its ideal ranking is that of the candidate list (the context is all there is here), so it
-compares checkpoints with each other; numbers for a table come from 'headrank evaluate'.
+NDCG@10 has linear gains as trec_eval; its ideal ranking is that of the candidate list (the context is all there is
+here), so it compares checkpoints with each other; numbers for a table come from 'headrank evaluate'.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from megatron_patches.training.train_step import score_batch
 
 
 @torch.no_grad()
-def score_sample(model: MegatronModule, sample: Sample | LateSample, heads: HeadSet, device: torch.device) -> np.ndarray:
+def score_sample(
+    model: MegatronModule, sample: Sample | LateSample, heads: HeadSet, device: torch.device
+) -> np.ndarray:
     """The scores float32 [N] of one context under the given weights, in prompt order."""
     if isinstance(sample, LateSample):
         return score_late_sample(model, sample, heads, device)
@@ -47,14 +49,18 @@ def preference_accuracy(scores: np.ndarray, pairs: np.ndarray) -> float:
 
 
 def teacher_accuracy(scores: np.ndarray, teacher: np.ndarray) -> float:
-    """Share of the pairs that the teacher orders which the scores order alike; a tie is half right; NaN when scores are not finite."""
+    """Share of the pairs that the teacher orders which the scores order alike; a tie is half right; NaN when scores
+    are not finite.
+    """
     if not np.isfinite(scores).all():
         return math.nan
     return float(pair_agreement(*graded(torch.from_numpy(scores), torch.from_numpy(teacher))))
 
 
 def held_out_samples(held_out: TrainingSet | LateTrainingSet, limit: int | None) -> list[Sample | LateSample]:
-    """Every held-out context with all its pairs, in one order: the first shuffle where there are any, else the retriever's."""
+    """Every held-out context with all its pairs, in one order: the first shuffle where there are any, else the
+    retriever's.
+    """
     permutation = next((number for number in held_out.permutation_ids if number), 0)
     count = held_out.num_contexts if limit is None else min(limit, held_out.num_contexts)
     return [held_out.whole_context(context, permutation) for context in range(count)]
@@ -70,8 +76,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Means over the contexts, split over data-parallel ranks; ``reduce_sum`` adds up the ranks' sums.
 
-    Accuracies are means over the contexts that have pairs, and over those that a teacher has graded; they are left out where
-    there is none.
+    Accuracies are means over the contexts that have pairs, and over those that a teacher has graded; they are left out
+    where there is none.
     """
     sums = np.zeros((3, 2))  # sum and number of NDCG@10, preference accuracy, teacher accuracy
     for sample in samples[rank::world_size]:
@@ -83,4 +89,6 @@ def evaluate(
             sums[2] += teacher_accuracy(scores, sample.teacher), 1.0
     names = ("ndcg@10", "preference_accuracy", "teacher_accuracy")
     sums = reduce_sum(sums)
-    return {name: float(total / count) for name, (total, count) in zip(names, sums, strict=True) if count} | {"contexts": int(sums[0, 1])}
+    return {name: float(total / count) for name, (total, count) in zip(names, sums, strict=True) if count} | {
+        "contexts": int(sums[0, 1])
+    }

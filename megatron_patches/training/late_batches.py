@@ -1,6 +1,7 @@
 """Micro-batches of the late layout: U lists as one packed sequence of opening, query branches and passages.
 
-Shapes: U queries, N passages of all lists together, S tokens of the sequence, T tokens of the longest passage, R query rows.
+Shapes: U queries, N passages of all lists together, S tokens of the sequence, T tokens of the longest passage, R query
+rows.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from megatron_patches.training.reference import ReferenceScores
 
 @dataclass(frozen=True)
 class LateBatch:
-    """One micro-batch. Everything of a list is per list, as lists differ in length; ``lists`` are their ranges of passages."""
+    """One micro-batch. Everything of a list is per list, as lists differ in length; ``lists`` are their ranges of
+    passages.
+    """
 
     samples: tuple[LateSample, ...]
     input_ids_1S: torch.Tensor
@@ -47,7 +50,10 @@ def make_late_batch(
     samples: tuple[LateSample, ...], reference: ReferenceScores | None, device: torch.device, multiple_of: int = 1
 ) -> LateBatch:
     """Lay out the samples' rows; the sequence is padded to a length that ``multiple_of`` divides."""
-    branches, passages = [sample.query.input_ids for sample in samples], [tokens for sample in samples for tokens in sample.passages]
+    branches, passages = (
+        [sample.query.input_ids for sample in samples],
+        [tokens for sample in samples for tokens in sample.passages],
+    )
     opening, rows = samples[0].frame.opening_ids, [*branches, *passages]
     total = len(opening) + sum(map(len, rows))
     input_ids = np.zeros(-(-total // multiple_of) * multiple_of, np.int64)
@@ -65,8 +71,13 @@ def make_late_batch(
         ranks=tuple(torch.from_numpy(sample.retrieval_ranks).to(device) for sample in samples),
         pairs=tuple(torch.from_numpy(sample.pairs).to(device) for sample in samples),
         references=tuple(_reference_of(sample, reference, device) for sample in samples),
-        teachers=tuple(None if sample.teacher is None else torch.from_numpy(sample.teacher).to(device) for sample in samples),
-        is_best=tuple(best_passages(_tensor_or_none(sample.teacher), torch.from_numpy(sample.grades)).to(device) for sample in samples),
+        teachers=tuple(
+            None if sample.teacher is None else torch.from_numpy(sample.teacher).to(device) for sample in samples
+        ),
+        is_best=tuple(
+            best_passages(_tensor_or_none(sample.teacher), torch.from_numpy(sample.grades)).to(device)
+            for sample in samples
+        ),
         met=passages_met(samples, device),
     )
 

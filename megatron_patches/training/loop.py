@@ -81,7 +81,11 @@ class Window:
 
     def add(self, result: StepResult, seconds: float) -> None:
         """Count one step; terms only of steps that were taken."""
-        self.steps, self.seconds, self.num_tokens = self.steps + 1, self.seconds + seconds, self.num_tokens + result.num_tokens
+        self.steps, self.seconds, self.num_tokens = (
+            self.steps + 1,
+            self.seconds + seconds,
+            self.num_tokens + result.num_tokens,
+        )
         # a skipped step has no finite terms: one NaN would make the window's means NaN
         if result.is_updated:
             values = np.array([result.terms[name] for name in TERMS])
@@ -97,7 +101,8 @@ class Window:
 def train(run: Run, batches: Iterator[Batch | LateBatch], started: float | None = None) -> bool:
     """Train until ``train_iters`` or an exit condition; True when the run is complete.
 
-    ``started`` (time.monotonic) is when the program began: a batch system's clock runs while data and reference scores are made.
+    ``started`` (time.monotonic) is when the program began: a batch system's clock runs while data and reference scores
+    are made.
     """
     config, progress = run.config, run.progress
     exits = ExitDecision(config, device.device(), started)
@@ -174,7 +179,8 @@ def _count(run: Run, result: StepResult) -> None:
     if progress.nan_streak >= run.config.max_nan_steps:
         raise InputError(
             f"{progress.nan_streak} steps in a row had a loss or gradient that is not finite, the last at iteration "
-            f"{progress.iteration} with query {', '.join(named)}; look at its texts, or lower --lr and give another --save, "
+            f"{progress.iteration} with query {', '.join(named)}; look at its texts, or lower --lr and give another "
+            "--save, "
             "or raise --headrank-max-nan-steps"
         )
 
@@ -182,8 +188,14 @@ def _count(run: Run, result: StepResult) -> None:
 def _record(run: Run, result: StepResult, seconds: float) -> None:
     progress = run.progress
     if result.is_updated:
-        values = {"consumed_samples": progress.consumed_samples, "learning_rate": _learning_rate(run), "grad_norm": result.grad_norm}
-        run.metrics.write("train", progress.iteration, {**result.terms, **values, "seconds": seconds, "tokens": result.num_tokens})
+        values = {
+            "consumed_samples": progress.consumed_samples,
+            "learning_rate": _learning_rate(run),
+            "grad_norm": result.grad_norm,
+        }
+        run.metrics.write(
+            "train", progress.iteration, {**result.terms, **values, "seconds": seconds, "tokens": result.num_tokens}
+        )
 
 
 def _log(run: Run, result: StepResult, window: Window) -> None:
@@ -220,7 +232,9 @@ def _learning_rate(run: Run) -> float:
 
 @contextlib.contextmanager
 def _whole_parameters(run: Run) -> Iterator[None]:
-    """Complete this rank's parameters first: with --overlap-param-gather other ranks' updates arrive only in the next forward pass."""
+    """Complete this rank's parameters first: with --overlap-param-gather other ranks' updates arrive only in the
+    next forward pass.
+    """
     if run.config.overlap_param_gather:
         run.model.disable_forward_pre_hook(param_sync=True)
     yield
@@ -229,7 +243,9 @@ def _whole_parameters(run: Run) -> Iterator[None]:
 
 
 def evaluate_held_out(run: Run) -> bool:
-    """Evaluate, log, and tell whether this is the best so far; iteration 0 (the untrained heads) is never kept as best."""
+    """Evaluate, log, and tell whether this is the best so far; iteration 0 (the untrained heads) is never kept as
+    best.
+    """
     progress, where = run.progress, device.device()
     with _whole_parameters(run):
         measured = evaluate(
@@ -248,7 +264,11 @@ def evaluate_held_out(run: Run) -> bool:
         progress.iteration,
         measured["ndcg@10"],
         " (best)" if is_best else "",
-        "".join(f" held-out {name.replace('_', ' ')}: {value:.4f} |" for name, value in measured.items() if name.endswith("_accuracy")),
+        "".join(
+            f" held-out {name.replace('_', ' ')}: {value:.4f} |"
+            for name, value in measured.items()
+            if name.endswith("_accuracy")
+        ),
         measured["contexts"],
     )
     run.metrics.write("valid", progress.iteration, {**measured, "is_best": is_best})
@@ -260,7 +280,9 @@ def _sum_over_ranks(sums: np.ndarray) -> np.ndarray:
 
 
 def _require_finite_weights(run: Run) -> None:
-    """A step that was finite itself can still have thrown the weights out of range; such a model is neither saved nor called complete."""
+    """A step that was finite itself can still have thrown the weights out of range; such a model is neither saved
+    nor called complete.
+    """
     is_broken = not all(bool(parameter.isfinite().all()) for parameter in run.model.parameters())
     # asked of all ranks: with sharded weights only one of them may hold the NaN
     if largest_on_any_rank(torch.tensor([float(is_broken)], device=device.device())).item():

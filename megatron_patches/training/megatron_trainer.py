@@ -1,8 +1,10 @@
-"""The same run in Megatron-LM's own trainer: model provider, data provider and forward step through megatron.training.pretrain().
+"""The same run in Megatron-LM's own trainer: model provider, data provider and forward step through
+megatron.training.pretrain().
 
-For what our loop does not have: straggler detection, fault tolerance, asynchronous saving, Megatron's profiler. The wheel of
-Megatron-Core has brought megatron.training since 0.17, for Python 3.12. Losses are those of our loop. What is Megatron's here: its log,
-its checkpoints (export them with ``headrank export-hf --heads``), its decision what a step that is not finite means.
+For what our loop does not have: straggler detection, fault tolerance, asynchronous saving, Megatron's profiler. The
+wheel of Megatron-Core has brought megatron.training since 0.17, for Python 3.12. Losses are those of our loop. What is
+Megatron's here: its log, its checkpoints (export them with ``headrank export-hf --heads``), its decision what a step
+that is not finite means.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ def check_megatron_trainer(config: TrainingConfig) -> None:
     """Refuse what Megatron's trainer does not know how to do with this model."""
     if not has_training():
         raise InputError(
-            "--headrank-trainer megatron: this Megatron-Core brings no megatron.training; its wheels from 0.17 on do, for Python 3.12"
+            "--headrank-trainer megatron: this Megatron-Core brings no megatron.training; its wheels from 0.17 on "
+            "do, for Python 3.12"
         )
     for flag, is_given in (
         ("--valid-data-path", config.valid_data is not None),
@@ -46,9 +49,14 @@ def check_megatron_trainer(config: TrainingConfig) -> None:
         ("--expert-model-parallel-size", config.expert_parallel > 1),
     ):
         if is_given:
-            raise InputError(f"{flag} is our loop's; with --headrank-trainer megatron give Megatron's own in --headrank-megatron-flags")
+            raise InputError(
+                f"{flag} is our loop's; with --headrank-trainer megatron give Megatron's own in "
+                "--headrank-megatron-flags"
+            )
     if config.train_iters is None:
-        raise InputError("--headrank-trainer megatron needs the length of the run before it reads the data; add --train-iters")
+        raise InputError(
+            "--headrank-trainer megatron needs the length of the run before it reads the data; add --train-iters"
+        )
 
 
 def train_with_megatron(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> None:
@@ -65,7 +73,9 @@ def train_with_megatron(config: TrainingConfig, shape: ModelShape, heads: HeadSe
 
 
 def megatron_flags(config: TrainingConfig, shape: ModelShape) -> list[str]:
-    """The command line of Megatron's trainer for this run. Sizes are for its checks and its FLOP count; the model is ours."""
+    """The command line of Megatron's trainer for this run. Sizes are for its checks and its FLOP count; the model is
+    ours.
+    """
     schedule = config.schedule
     values = {
         "--num-layers": shape.layers,
@@ -181,8 +191,12 @@ class _Providers:
         scores = score_batch(model, batch, self.heads, is_in_batch=self.config.loss.in_batch_weight > 0)
         return scores, partial(self._loss, batch=batch)
 
-    def _loss(self, scores_BN: torch.Tensor, *, batch: Batch | LateBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The loss and, under the names of our log line, [sum, 1] of every term: Megatron adds both up over all ranks and divides."""
+    def _loss(
+        self, scores_BN: torch.Tensor, *, batch: Batch | LateBatch
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The loss and, under the names of our log line, [sum, 1] of every term: Megatron adds both up over all
+        ranks and divides.
+        """
         total, values = batch_loss(scores_BN, batch, self.config.loss)
         one = values.new_ones(())
         return total, {LINE_NAMES[name]: torch.stack([value, one]) for name, value in zip(TERMS, values, strict=True)}

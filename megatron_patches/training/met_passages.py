@@ -1,7 +1,9 @@
-"""Which passages every query of a micro-batch meets in the in-batch term: its own rank's, or those of all data-parallel ranks.
+"""Which passages every query of a micro-batch meets in the in-batch term: its own rank's, or those of all data-parallel
+ranks.
 
-A passage needs no forward on another rank: the query vectors travel to the keys, and the scores back. Shapes: U queries of this
-rank, N its passages, C the passages of all ranks together (rank by rank), R query rows, K this tensor-parallel rank's heads.
+A passage needs no forward on another rank: the query vectors travel to the keys, and the scores back. Shapes: U queries
+of this rank, N its passages, C the passages of all ranks together (rank by rank), R query rows, K this tensor-parallel
+rank's heads.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ class MetPassages:
         )
 
     def all_passages(self, scores_VN: torch.Tensor) -> torch.Tensor:
-        """scores_UC of this rank's queries from the scores of all ranks' queries V and this rank's passages. Collective, differentiable."""
+        """scores_UC of this rank's queries from the scores of all ranks' queries V and this rank's passages.
+        Collective, differentiable.
+        """
         if self.num_ranks == 1:
             return scores_VN
         padded_VM = F.pad(scores_VN, (0, max(self.counts) - scores_VN.shape[1]))
@@ -61,7 +65,9 @@ class MetPassages:
 
 
 def passages_met(samples: Sequence[LateSample], device: torch.device, *, is_shared: bool = False) -> MetPassages:
-    """The passages of this rank's samples or, with ``is_shared`` (collective), of all data-parallel ranks' micro-batches."""
+    """The passages of this rank's samples or, with ``is_shared`` (collective), of all data-parallel ranks'
+    micro-batches.
+    """
     # digests seen as int64: torch has no comparison of uint64, and equal bits stay equal
     digests = np.concatenate([sample.digests for sample in samples])
     queries = np.concatenate([np.full(len(sample.digests), sample.query_digest, np.uint64) for sample in samples])
@@ -78,7 +84,12 @@ def passages_met(samples: Sequence[LateSample], device: torch.device, *, is_shar
         parts = [part[:count] for part, count in zip(gathered, counts, strict=True)]
     all_C2 = torch.cat(parts)
     masks = [
-        negatives(all_C2[:, 0], all_C2[:, 1], _as_int64(sample.query_digest), torch.from_numpy(sample.list_digests.view(np.int64)))
+        negatives(
+            all_C2[:, 0],
+            all_C2[:, 1],
+            _as_int64(sample.query_digest),
+            torch.from_numpy(sample.list_digests.view(np.int64)),
+        )
         for sample in samples
     ]
     return MetPassages(tuple(counts), rank, num_rows, tuple(mask.to(device) for mask in masks))

@@ -1,9 +1,9 @@
 """The reference cache: the frozen model's scores of every context in every order it is trained in, computed once.
 
-Scores depend on the context alone, not on the pair, so no second model is ever in memory. The file is JSON lines: a header with
-the key (model, heads, prompt, tokenizer, chat frame, data, length, precision), then one line per context and order. A file with
-another key is refused, not used. Work is split over data-parallel ranks; each appends to a part file line by line, so a killed
-run continues where it stopped.
+Scores depend on the context alone, not on the pair, so no second model is ever in memory. The file is JSON lines: a
+header with the key (model, heads, prompt, tokenizer, chat frame, data, length, precision), then one line per context
+and order. A file with another key is refused, not used. Work is split over data-parallel ranks; each appends to a part
+file line by line, so a killed run continues where it stopped.
 """
 
 from __future__ import annotations
@@ -40,16 +40,24 @@ SECONDS_BETWEEN_LINES = 30.0
 _AGAIN = "delete the file and it is computed again"
 
 
-def reference_key(model_directory: str, heads: HeadSet, training_set: TrainingSet | LateTrainingSet, precision: str) -> dict[str, Any]:
+def reference_key(
+    model_directory: str, heads: HeadSet, training_set: TrainingSet | LateTrainingSet, precision: str
+) -> dict[str, Any]:
     """Everything the reference scores depend on."""
     encoder = training_set.encoder
-    readout = {} if heads.readout is None else {"readout": heads.readout.identity, "head_order": [list(head) for head in heads.heads]}
+    readout = (
+        {}
+        if heads.readout is None
+        else {"readout": heads.readout.identity, "head_order": [list(head) for head in heads.heads]}
+    )
     return {
         "model": model_fingerprint(model_directory),
         "heads": sorted(list(head) for head in heads.heads),
         "prompt": encoder.template.hash,
         "tokenizer": tokenizer_digest(encoder)[:16],
-        "chat_frame": encoder.opening_ids.tolist() if isinstance(encoder, LateEncoder) else [encoder.frame.before, encoder.frame.after],
+        "chat_frame": encoder.opening_ids.tolist()
+        if isinstance(encoder, LateEncoder)
+        else [encoder.frame.before, encoder.frame.after],
         "data": content_digest(*(directory / CONTEXTS_FILE for directory in training_set.directories)),
         "max_length": encoder.max_length,
         "precision": precision,
@@ -58,7 +66,9 @@ def reference_key(model_directory: str, heads: HeadSet, training_set: TrainingSe
 
 
 class ReferenceScores:
-    """Scores by (context id, permutation), in prompt order, backed by one file. ``path`` None keeps them in memory only."""
+    """Scores by (context id, permutation), in prompt order, backed by one file. ``path`` None keeps them in memory
+    only.
+    """
 
     def __init__(self, path: str | os.PathLike[str] | None, key: Mapping[str, Any]) -> None:
         """Read what is there; a file with another key is an InputError."""
@@ -80,7 +90,9 @@ class ReferenceScores:
         """The frozen model's scores float32 [N] of a whole list in one of its orders."""
         scores = self._scores[context_id, permutation]
         if len(scores) != num_documents:
-            raise InputError(f"{self.path}: {len(scores)} scores of {context_id!r}, which has {num_documents} documents; {_AGAIN}")
+            raise InputError(
+                f"{self.path}: {len(scores)} scores of {context_id!r}, which has {num_documents} documents; {_AGAIN}"
+            )
         return scores
 
     def __contains__(self, entry: Entry) -> bool:
@@ -88,7 +100,8 @@ class ReferenceScores:
         return entry in self._scores
 
     def share(self, gather: Gather) -> None:
-        """Let every rank know what any rank has read: a rank that read a little later may have seen more of a part file.
+        """Let every rank know what any rank has read: a rank that read a little later may have seen more of a part
+        file.
 
         Called by all ranks before anything is written, so that all agree on what is missing.
         """
@@ -109,7 +122,8 @@ class ReferenceScores:
     ) -> None:
         """Score what is missing, this rank every ``world_size``-th, and share it: afterwards every rank has everything.
 
-        ``is_writer`` is one rank of each tensor-parallel group; ``total`` is how many are missing, if that is known, for the log.
+        ``is_writer`` is one rank of each tensor-parallel group; ``total`` is how many are missing, if that is known,
+        for the log.
         """
         missing = (sample for sample in samples if (sample.context_id, sample.permutation) not in self)
         here = itertools.islice(missing, rank, None, world_size)
@@ -135,7 +149,9 @@ class ReferenceScores:
 
     def _read(self, file: Path) -> None:
         if file.is_dir():
-            raise InputError(f"{file}: a folder where the reference scores belong; move it or give another `reference_cache`")
+            raise InputError(
+                f"{file}: a folder where the reference scores belong; move it or give another `reference_cache`"
+            )
         try:
             with open(file, "rb") as stream:
                 self._read_lines(file, stream)
@@ -149,11 +165,13 @@ class ReferenceScores:
             return  # a part file killed before its first line
         if header is None or header.get("format") != FORMAT or not isinstance(header.get("key"), dict):
             raise InputError(f"{file}:1: not the header of a {FORMAT} file; delete it and it is computed again")
-        names = dict.fromkeys([*self.key, *header["key"]])  # also what an older version had: it stands for other scores unless null
+        # also what an older version had: it stands for other scores unless null
+        names = dict.fromkeys([*self.key, *header["key"]])
         differing = [name for name in names if header["key"].get(name) != self.key.get(name)]
         if differing:
             raise InputError(
-                f"{file}: reference scores of another {' and '.join(differing)}; delete the file or give another `reference_cache`"
+                f"{file}: reference scores of another {' and '.join(differing)}; delete the file or give another "
+                "`reference_cache`"
             )
         for number, line in enumerate(lines, start=2):
             row = _parsed(line)
@@ -167,7 +185,9 @@ class ReferenceScores:
             scores = _finite_scores(row.get("scores"))
             if scores is None:
                 found = quote(json.dumps(row.get("scores")))
-                raise InputError(f"{file}:{number}: 'scores' of {context_id!r} must be finite numbers, found {found}; {_AGAIN}")
+                raise InputError(
+                    f"{file}:{number}: 'scores' of {context_id!r} must be finite numbers, found {found}; {_AGAIN}"
+                )
             self._scores[context_id, permutation] = scores
 
     def _merge(self) -> None:
@@ -193,7 +213,9 @@ class ReferenceScores:
 
 @contextlib.contextmanager
 def _appender(path: Path | None, header: str) -> Iterator[Callable[[str], object]]:
-    """A function that appends a whole line to a file and flushes it; a torn last line of an earlier run is cut off first."""
+    """A function that appends a whole line to a file and flushes it; a torn last line of an earlier run is cut off
+    first.
+    """
     if path is None:
         yield lambda line: None
         return

@@ -1,4 +1,6 @@
-"""Everything between the checked configuration and the loop: data, reference scores, model, optimizer, the checkpoint to resume from."""
+"""Everything between the checked configuration and the loop: data, reference scores, model, optimizer, the
+checkpoint to resume from.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def with_local_model(config: TrainingConfig) -> TrainingConfig:
 
 
 def load_heads(config: TrainingConfig, shape: ModelShape) -> HeadSet:
-    """The core heads, or every head with the prompt of heads.json for the ablation; --headrank-document-layout changes that prompt."""
+    """The core heads, or every head with the prompt of heads.json for the ablation; --headrank-document-layout
+    changes that prompt.
+    """
     assert config.heads is not None
     heads = HeadSet.load(config.heads)
     if config.document_layout is not None:
@@ -107,7 +111,9 @@ def prepare_run(config: TrainingConfig, shape: ModelShape, heads: HeadSet) -> tu
     return run, batches
 
 
-def announce(config: TrainingConfig, shape: ModelShape, heads: HeadSet, data: TrainingSet | LateTrainingSet, num_held_out: int) -> None:
+def announce(
+    config: TrainingConfig, shape: ModelShape, heads: HeadSet, data: TrainingSet | LateTrainingSet, num_held_out: int
+) -> None:
     """The resolved configuration, once."""
     logger.info("configuration:")
     for name, value in sorted(config.to_dict().items()):
@@ -129,10 +135,15 @@ def announce(config: TrainingConfig, shape: ModelShape, heads: HeadSet, data: Tr
 
 
 def prepare_reference(
-    config: TrainingConfig, heads: HeadSet, data: TrainingSet | LateTrainingSet, policy: HeadRankModel, *, is_resuming: bool
+    config: TrainingConfig,
+    heads: HeadSet,
+    data: TrainingSet | LateTrainingSet,
+    policy: HeadRankModel,
+    *,
+    is_resuming: bool,
 ) -> ReferenceScores | None:
-    """Load the start weights into ``policy`` and complete the reference cache with them, or with those of --headrank-reference-model,
-    before anything is trained.
+    """Load the start weights into ``policy`` and complete the reference cache with them, or with those of
+    --headrank-reference-model, before anything is trained.
 
     On resume nothing is loaded when the cache is complete; the checkpoint's weights come later, over the start weights.
     """
@@ -141,7 +152,11 @@ def prepare_reference(
             load_start_weights(config, policy)
         return None
     path = config.reference_cache or (None if config.save is None else str(Path(config.save) / REFERENCE_FILE))
-    start = config.model if config.pretrained_checkpoint is None else str(checkpoint_directory(config.pretrained_checkpoint))
+    start = (
+        config.model
+        if config.pretrained_checkpoint is None
+        else str(checkpoint_directory(config.pretrained_checkpoint))
+    )
     if config.reference_model is not None:
         start = str(local_directory(resolve_model(config.reference_model)))
     key = reference_key(start, heads, data, "bf16" if config.bf16 else "fp32")

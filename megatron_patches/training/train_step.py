@@ -1,8 +1,8 @@
 """One optimizer step: forward and backward through Megatron's schedule function, then a guarded update.
 
-Shapes: B contexts of a micro-batch, N documents. Every tensor-parallel rank computes the same loss from the same replicated
-scores_BN; the schedule divides by the number of micro-batches and DDP averages over data-parallel ranks, so the gradient is that of
-the mean over the global batch whatever the sizes.
+Shapes: B contexts of a micro-batch, N documents. Every tensor-parallel rank computes the same loss from the same
+replicated scores_BN; the schedule divides by the number of micro-batches and DDP averages over data-parallel ranks, so
+the gradient is that of the mean over the global batch whatever the sizes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ TERMS = (*(field.name for field in fields(LossTerms)), "contrast")  # the order 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step did. ``terms`` are means over the global batch; ``bad_queries`` is filled when the loss was not finite."""
+    """What one step did. ``terms`` are means over the global batch; ``bad_queries`` is filled when the loss was not
+    finite.
+    """
 
     terms: dict[str, float]
     grad_norm: float
@@ -44,8 +46,11 @@ class StepResult:
     bad_queries: tuple[str, ...] = field(default=())
 
 
-def score_batch(model: torch.nn.Module, batch: Batch | LateBatch, heads: HeadSet, *, is_in_batch: bool = False) -> torch.Tensor:
-    """scores_BN of a micro-batch: calibrated masses summed over the core heads of all tensor-parallel ranks, or what a readout makes.
+def score_batch(
+    model: torch.nn.Module, batch: Batch | LateBatch, heads: HeadSet, *, is_in_batch: bool = False
+) -> torch.Tensor:
+    """scores_BN of a micro-batch: calibrated masses summed over the core heads of all tensor-parallel ranks, or what a
+    readout makes.
 
     In the late layout the scores of each list's own passages or, with ``is_in_batch``, of all passages that they meet.
     """
@@ -59,8 +64,12 @@ def score_batch(model: torch.nn.Module, batch: Batch | LateBatch, heads: HeadSet
     return core_head_scores(captured, batch.layout)
 
 
-def batch_loss(scores_BN: torch.Tensor, batch: Batch | LateBatch, settings: LossSettings) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean of L_total over the contexts of a micro-batch, and the detached mean of every term in the order of TERMS."""
+def batch_loss(
+    scores_BN: torch.Tensor, batch: Batch | LateBatch, settings: LossSettings
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean of L_total over the contexts of a micro-batch, and the detached mean of every term in the order of
+    TERMS.
+    """
     if isinstance(batch, LateBatch):
         terms, contrasts = zip(*late_losses(scores_BN, batch, settings), strict=True)
     else:
@@ -73,7 +82,9 @@ def batch_loss(scores_BN: torch.Tensor, batch: Batch | LateBatch, settings: Loss
         [total, *(getattr(term, name) for name in TERMS[1:-1]), contrast]
         for total, term, contrast in zip(totals, terms, contrasts, strict=True)
     ]
-    return torch.stack(totals).mean(), torch.stack([torch.stack([value.detach().float() for value in row]) for row in rows]).mean(dim=0)
+    return torch.stack(totals).mean(), torch.stack(
+        [torch.stack([value.detach().float() for value in row]) for row in rows]
+    ).mean(dim=0)
 
 
 def context_losses(scores_BN: torch.Tensor, batch: Batch, settings: LossSettings) -> tuple[LossTerms, ...]:
@@ -97,7 +108,9 @@ def forward_step(
     return scores, partial(_loss_and_report, batch=batch, settings=settings)
 
 
-def _loss_and_report(scores_BN: torch.Tensor, *, batch: Batch | LateBatch, settings: LossSettings) -> tuple[torch.Tensor, dict[str, Any]]:
+def _loss_and_report(
+    scores_BN: torch.Tensor, *, batch: Batch | LateBatch, settings: LossSettings
+) -> tuple[torch.Tensor, dict[str, Any]]:
     total, values = batch_loss(scores_BN, batch, settings)
     query_ids = tuple(sample.query_id for sample in batch.samples)
     return total, {"values": values, "query_ids": query_ids, "num_tokens": batch.num_tokens}
@@ -144,9 +157,11 @@ def train_step(
 
 @torch.no_grad()
 def guarded_update(optimizer: MegatronOptimizer, is_loss_finite: bool) -> tuple[bool, float]:
-    """Clip and step as Megatron's ``optimizer.step`` does, but leave weights and moments alone when the norm is not finite.
+    """Clip and step as Megatron's ``optimizer.step`` does, but leave weights and moments alone when the norm is not
+    finite.
 
-    Loss and norm are already reduced over all ranks, so every rank takes the same branch. Returns (updated, gradient norm).
+    Loss and norm are already reduced over all ranks, so every rank takes the same branch. Returns (updated, gradient
+    norm).
     """
     # before the norm: with the distributed optimizer the gradients reach its shards here
     found_inf = optimizer.prepare_grads()

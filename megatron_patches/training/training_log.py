@@ -1,6 +1,7 @@
 """What a run says: Megatron's log line for people, metrics.jsonl for machines, TensorBoard and wandb where asked for.
 
-Megatron drops values that are not positive from its line; this line is ours and prints them signed, in Megatron's field order.
+Megatron drops values that are not positive from its line; this line is ours and prints them signed, in Megatron's field
+order.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ class MetricsWriter:
     """One JSON line an event, with signed values; mirrored to TensorBoard and wandb. A no-op without ``directory``."""
 
     def __init__(self, config: TrainingConfig, resume_iteration: int, is_writer: bool) -> None:
-        """Events after ``resume_iteration`` belong to steps that will be done again; they are cut off. A start from 0 cuts all.
+        """Events after ``resume_iteration`` belong to steps that will be done again; they are cut off. A start from 0
+        cuts all.
 
         Every rank reads the file, so that all refuse a damaged one; the writer alone writes.
         """
@@ -104,7 +106,11 @@ class MetricsWriter:
                     stream.write(json.dumps(row) + "\n")
             except OSError as error:
                 logger.warning("metrics.jsonl: line of iteration %d lost (%s)", iteration, error)
-        numbers = {name: value for name, value in values.items() if isinstance(value, (int, float)) and not isinstance(value, bool)}
+        numbers = {
+            name: value
+            for name, value in values.items()
+            if isinstance(value, (int, float)) and not isinstance(value, bool)
+        }
         if self._board is not None and (event != "train" or iteration % self.interval == 0):
             for name, value in numbers.items():
                 self._board.add_scalar(f"{event}/{name}", value, iteration)
@@ -120,7 +126,9 @@ class MetricsWriter:
 
 
 def _lines_until(file: Path, iteration: int) -> list[bytes] | None:
-    """The file's events up to ``iteration``, without lines torn by a kill or a full disk; None when there is no file."""
+    """The file's events up to ``iteration``, without lines torn by a kill or a full disk; None when there is no
+    file.
+    """
     if file.is_dir():
         raise InputError(f"{file}: a folder where the run's log belongs; move it or use another --save")
     if not file.exists():
@@ -137,7 +145,9 @@ def _lines_until(file: Path, iteration: int) -> list[bytes] | None:
             continue
         if not isinstance(row, dict) or type(row.get("iteration")) is not int:
             found = quote(line.decode("utf-8").strip())
-            raise InputError(f"{file}:{number}: {found} is no event with a whole 'iteration'; delete the line, or move the file away")
+            raise InputError(
+                f"{file}:{number}: {found} is no event with a whole 'iteration'; delete the line, or move the file away"
+            )
         if row["iteration"] <= iteration:
             kept.append(line.rstrip(b"\r\n") + b"\n")
     return kept
@@ -161,5 +171,8 @@ def _wandb(config: TrainingConfig) -> Any:
     except ImportError:
         raise InputError("--wandb-project needs the wandb package: pip install wandb") from None
     return wandb.init(
-        project=config.wandb_project, name=config.wandb_exp_name or None, dir=config.wandb_save_dir or None, config=config.to_dict()
+        project=config.wandb_project,
+        name=config.wandb_exp_name or None,
+        dir=config.wandb_save_dir or None,
+        config=config.to_dict(),
     )

@@ -1,4 +1,6 @@
-"""Masses, calibrated masses and entropies of every head at any TP size, gathered over ranks: what the parity tests compare."""
+"""Masses, calibrated masses and entropies of every head at any TP size, gathered over ranks: what the parity tests
+compare.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from headrank.method.scores import calibrated_scores, entropy, sum_over_document
 
 @torch.no_grad()
 def all_head_statistics(captured: Any, layout: BranchLayout) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """masses_BLHN, calibrated_BLHN and entropies_BLH in Hugging Face's head order; every rank has captured all of its heads."""
+    """masses_BLHN, calibrated_BLHN and entropies_BLH in Hugging Face's head order; every rank has captured all of
+    its heads.
+    """
     owner_BS, num_documents = layout.document_of_token_BS, layout.num_documents
     columns = []
     for rows in captured.rows.values():

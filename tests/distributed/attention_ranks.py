@@ -1,4 +1,6 @@
-"""What the ranks of test_core_attention.py run: other families, the fused slot, stock GPTModel with our layer spec, bf16."""
+"""What the ranks of test_core_attention.py run: other families, the fused slot, stock GPTModel with our layer spec,
+bf16.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from megatron_patches import device
 from tests.distributed.conversion_ranks import request
 
 
-def family_scores(directories: list[Path], contexts: list[EncodedContext], heads: dict[int, list[int]]) -> dict[str, Any]:
+def family_scores(
+    directories: list[Path], contexts: list[EncodedContext], heads: dict[int, list[int]]
+) -> dict[str, Any]:
     """Core-head scores and all-head statistics of each model at this world's TP."""
     from megatron_patches.checkpoints.weights import load_hf_weights
     from megatron_patches.model import ModelShape, build_model
@@ -39,7 +43,9 @@ def family_scores(directories: list[Path], contexts: list[EncodedContext], heads
 
 
 def slots(directory: Path, contexts: list[EncodedContext], heads: dict[int, list[int]], place: Path) -> dict[str, Any]:
-    """Scores with SDPA, with another module in the fused slot, in bf16; stock GPTModel with our spec, saved its own way, exported."""
+    """Scores with SDPA, with another module in the fused slot, in bf16; stock GPTModel with our spec, saved its own
+    way, exported.
+    """
     from megatron.core import dist_checkpointing
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.transformer.dot_product_attention import DotProductAttention
@@ -103,9 +109,9 @@ def slots(directory: Path, contexts: list[EncodedContext], heads: dict[int, list
     capture = RowCapture(layout=plain_layout, local_heads_by_layer={1: range(shape.heads // 2)})
     with torch.no_grad():
         found["stock logits"] = stock(plain_ids_BS, plain_layout.position_ids_BS, None)[..., : shape.vocab]
-        found["stock logits while capturing"] = stock(plain_ids_BS, plain_layout.position_ids_BS, None, packed_seq_params=capture)[
-            ..., : shape.vocab
-        ]
+        found["stock logits while capturing"] = stock(
+            plain_ids_BS, plain_layout.position_ids_BS, None, packed_seq_params=capture
+        )[..., : shape.vocab]
     found["stock rows"] = (first, capture.rows[1][0])
     saved = place / "megatron" / "iter_0000005"
     if torch.distributed.get_rank() == 0:
@@ -113,13 +119,16 @@ def slots(directory: Path, contexts: list[EncodedContext], heads: dict[int, list
         (place / "megatron" / "latest_checkpointed_iteration.txt").write_text("5")
     torch.distributed.barrier()
     prepare_writers()  # Megatron would start a manager process, which nobody ends
-    dist_checkpointing.save({"iteration": 5, "model": stock.sharded_state_dict()}, str(saved))  # layers stacked: no metadata of ours
+    # layers stacked: no metadata of ours
+    dist_checkpointing.save({"iteration": 5, "model": stock.sharded_state_dict()}, str(saved))
     export_hf(request(place / "megatron", directory, place / "hf"))
     device.shutdown()
     return found
 
 
-def embedded_scores(directory: Path, contexts: list[EncodedContext], heads: dict[int, list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+def embedded_scores(
+    directory: Path, contexts: list[EncodedContext], heads: dict[int, list[int]]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The embedded model's scores at TP 3, and the sum of all heads' masses in its last captured layer."""
     from megatron_patches.checkpoints.weights import load_hf_weights
     from megatron_patches.model import ModelShape, build_model, build_transformer_config

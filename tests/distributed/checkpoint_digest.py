@@ -22,7 +22,11 @@ def main(argv: Sequence[str]) -> int:
     digest = hashlib.sha256()
     for name, value in sorted(_flat(tensors), key=lambda item: item[0]):
         digest.update(name.encode())
-        digest.update(value.detach().contiguous().view(torch.uint8).numpy().tobytes() if value.dim() else repr(value.item()).encode())
+        digest.update(
+            value.detach().contiguous().view(torch.uint8).numpy().tobytes()
+            if value.dim()
+            else repr(value.item()).encode()
+        )
     Path(argv[2]).write_text(digest.hexdigest())
     device.shutdown()
     return 0

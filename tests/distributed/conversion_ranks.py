@@ -50,8 +50,12 @@ def round_trips(directories: list[Path], place: Path, sizes: list[int]) -> None:
     device.shutdown()
 
 
-def import_and_load(directory: Path, root: Path, sizes: list[int], last_layer: int) -> dict[int, dict[str, torch.Tensor]]:
-    """Import with all processes, then load at each TP, whole and truncated; the truncated model's weights by HF name."""
+def import_and_load(
+    directory: Path, root: Path, sizes: list[int], last_layer: int
+) -> dict[int, dict[str, torch.Tensor]]:
+    """Import with all processes, then load at each TP, whole and truncated; the truncated model's weights by HF
+    name.
+    """
     from megatron_patches.checkpoints.conversion import import_hf
     from megatron_patches.checkpoints.files import load_checkpoint
     from megatron_patches.checkpoints.weights import load_hf_weights
@@ -79,7 +83,12 @@ class Trainer:
     """A truncated model with Megatron's optimizer on one fixed batch."""
 
     def __init__(
-        self, directory: Path, contexts: list[EncodedContext], heads: dict[int, list[int]], dtype: torch.dtype, is_distributed: bool
+        self,
+        directory: Path,
+        contexts: list[EncodedContext],
+        heads: dict[int, list[int]],
+        dtype: torch.dtype,
+        is_distributed: bool,
     ) -> None:
         from megatron.core import parallel_state
         from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
@@ -93,7 +102,9 @@ class Trainer:
         config = build_transformer_config(shape, tensor_model_parallel_size=tp, dtype=dtype)
         self.bare = build_model(shape, last_layer=max(heads), transformer_config=config)
         inner = self.bare if dtype == torch.float32 else Float16Module(config, self.bare)
-        self.model = DistributedDataParallel(config, DistributedDataParallelConfig(use_distributed_optimizer=is_distributed), inner)
+        self.model = DistributedDataParallel(
+            config, DistributedDataParallelConfig(use_distributed_optimizer=is_distributed), inner
+        )
         settings = OptimizerConfig(
             optimizer="adam",
             lr=1e-4,
@@ -129,10 +140,14 @@ class Trainer:
         return {"losses": [*losses, self.step(), self.step()], "after first": after_first, "weights": self.weights()}
 
     def weights(self) -> dict[str, torch.Tensor]:
-        return gather_by_hf_name(self.bare, {name: value.detach().clone() for name, value in self.bare.named_parameters()})
+        return gather_by_hf_name(
+            self.bare, {name: value.detach().clone() for name, value in self.bare.named_parameters()}
+        )
 
 
-def train_save_resume(directory: Path, contexts: list[EncodedContext], heads: dict[int, list[int]], place: Path) -> dict[str, Any]:
+def train_save_resume(
+    directory: Path, contexts: list[EncodedContext], heads: dict[int, list[int]], place: Path
+) -> dict[str, Any]:
     """Two steps at TP 2 x DP 2, save, three more; then again from the checkpoint at TP 2, 1 and 4."""
     from megatron_patches.checkpoints.files import load_checkpoint, save_checkpoint
     from megatron_patches.checkpoints.weights import load_hf_weights
@@ -165,7 +180,9 @@ def train_save_resume(directory: Path, contexts: list[EncodedContext], heads: di
 def train_and_export(
     directory: Path, contexts: list[EncodedContext], heads: Any, place: Path
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Train a little at TP 2, save with the heads, export whole and truncated; the trained model's scores and weights."""
+    """Train a little at TP 2, save with the heads, export whole and truncated; the trained model's scores and
+    weights.
+    """
     from megatron_patches.checkpoints.export import export_hf
     from megatron_patches.checkpoints.files import save_checkpoint
     from megatron_patches.checkpoints.weights import load_hf_weights
@@ -214,7 +231,12 @@ def single_process_checks(directory: Path, place: Path) -> dict[str, Any]:
 
     from headrank.errors import InputError
     from megatron_patches.checkpoints import export
-    from megatron_patches.checkpoints.files import complete_iterations, latest_complete_iteration, load_checkpoint, save_checkpoint
+    from megatron_patches.checkpoints.files import (
+        complete_iterations,
+        latest_complete_iteration,
+        load_checkpoint,
+        save_checkpoint,
+    )
     from megatron_patches.checkpoints.weights import load_hf_weights
     from megatron_patches.model import ModelShape, build_model
 

@@ -1,7 +1,8 @@
-"""What test_cuda_path.py starts as processes of their own: the path of a GPU node, with a stand-in for Transformer Engine.
+"""What test_cuda_path.py starts as processes of their own: the path of a GPU node, with a stand-in for Transformer
+Engine.
 
-A process writes what it found as JSON to the file it is given. Training runs are pretrain_headrank.py's own, rank by rank; where weights
-are made on a GPU is looked at under fake tensors, which know their device and hold nothing.
+A process writes what it found as JSON to the file it is given. Training runs are pretrain_headrank.py's own, rank by
+rank; where weights are made on a GPU is looked at under fake tensors, which know their device and hold nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from tests.distributed.launcher import free_port
 
 TENSOR_PARALLEL = ("--tensor-model-parallel-size", "2")
 UNFUSED = ("--no-rope-fusion", "--no-gradient-accumulation-fusion")
-LAUNCHER = ("--bf16", "--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")  # as launch/train_common.sh
+# as launch/train_common.sh
+LAUNCHER = ("--bf16", "--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
 
 
 def train(toy_flags: list[str], save: Path, *more: str, iterations: int = 4, use_engine: bool = True) -> list[float]:
@@ -36,7 +38,9 @@ def train(toy_flags: list[str], save: Path, *more: str, iterations: int = 4, use
 
 
 def trained(toy_flags: list[str], place: Path) -> dict[str, list[float]]:
-    """Losses with both layers, in both precisions, whole and resumed. At tensor parallelism 2 where nothing else is said."""
+    """Losses with both layers, in both precisions, whole and resumed. At tensor parallelism 2 where nothing else is
+    said.
+    """
     local = ("--transformer-impl", "local", *TENSOR_PARALLEL)
     engine = ("--transformer-impl", "transformer_engine", *TENSOR_PARALLEL, "--sequence-parallel")
     found = {
@@ -44,7 +48,9 @@ def trained(toy_flags: list[str], place: Path) -> dict[str, list[float]]:
         "engine fp32": train(toy_flags, place / "fp32", *engine),
         "local bf16": train(toy_flags, place / "plain", *LAUNCHER, *local),
         "engine bf16": train(toy_flags, place / "bf16", *LAUNCHER, *engine),
-        "engine bf16, not split": train(toy_flags, place / "whole", *LAUNCHER, *engine[:-1], "--recompute-activations", *UNFUSED),
+        "engine bf16, not split": train(
+            toy_flags, place / "whole", *LAUNCHER, *engine[:-1], "--recompute-activations", *UNFUSED
+        ),
         "engine fp8": train(toy_flags, place / "fp8", *LAUNCHER, *engine, "--fp8-format", "hybrid"),
     }
     for name, again in (("resumed", engine), ("resumed without tensor parallelism", engine[:2])):
@@ -87,9 +93,15 @@ def places(*, use_engine: bool) -> dict[str, list[str]]:
         mock.patch(tracker, mock.MagicMock()),
         FakeTensorMode(),
     ):
-        config = build_transformer_config(TINY, dtype=torch.bfloat16, init_method=_nothing, output_layer_init_method=_nothing)
+        config = build_transformer_config(
+            TINY, dtype=torch.bfloat16, init_method=_nothing, output_layer_init_method=_nothing
+        )
         model = build_model(TINY, last_layer=2, transformer_config=config, use_transformer_engine=use_engine)
-        tensors = [*model.named_parameters(), *model.named_buffers(), ("inverse frequencies", model.inverse_frequencies)]
+        tensors = [
+            *model.named_parameters(),
+            *model.named_buffers(),
+            ("inverse frequencies", model.inverse_frequencies),
+        ]
         found = {name: [str(tensor.device), str(tensor.dtype)] for name, tensor in tensors}
     device.shutdown()
     return found

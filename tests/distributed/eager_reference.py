@@ -1,4 +1,6 @@
-"""The slow, obvious truth: Hugging Face eager attention, two separate passes, Python loops. Shares no code with what it checks."""
+"""The slow, obvious truth: Hugging Face eager attention, two separate passes, Python loops. Shares no code with what
+it checks.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,12 @@ def toy_loss(scores_BN: torch.Tensor, num_documents: tuple[int, ...]) -> torch.T
     total = scores_BN.new_zeros(())
     for row, count in zip(scores_BN, num_documents, strict=True):
         scores = 10 * row[:count]
-        total = total - torch.nn.functional.logsigmoid(scores[0] - scores[1]) + scores.softmax(0).square().sum() + scores.square().mean()
+        total = (
+            total
+            - torch.nn.functional.logsigmoid(scores[0] - scores[1])
+            + scores.softmax(0).square().sum()
+            + scores.square().mean()
+        )
     return total
 
 
@@ -41,10 +48,16 @@ class EagerReference:
     """One model, one batch: logits, per-head statistics, scores of the core heads, the loss and all gradients."""
 
     def __init__(
-        self, directory: Path, contexts: list[EncodedContext], heads_by_layer: dict[int, list[int]], adapter: Path | None = None
+        self,
+        directory: Path,
+        contexts: list[EncodedContext],
+        heads_by_layer: dict[int, list[int]],
+        adapter: Path | None = None,
     ) -> None:
         """``adapter`` is a PEFT folder, which peft itself puts on the model."""
-        model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.float32, attn_implementation="eager"
+        )
         if adapter is not None:
             from peft import PeftModel
 
@@ -65,7 +78,9 @@ class EagerReference:
         self.scores = torch.stack(rows)
         self.loss = toy_loss(self.scores, num_documents)
         self.loss.backward()
-        self.gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+        self.gradients = {
+            name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
+        }
         self.scores, self.loss = self.scores.detach(), self.loss.detach()
 
     def _statistics(self, model: Any, context: EncodedContext) -> dict[str, Any]:
@@ -73,8 +88,12 @@ class EagerReference:
         ids = torch.from_numpy(context.input_ids.astype(np.int64))
         prefix, query = context.prefix_length, context.query_length
         passes = [ids[: prefix + query], torch.cat([ids[:prefix], ids[prefix + query :]])]
-        how = [slow_parallel_prompt(context, len(tokens), model.config) if context.is_parallel else {} for tokens in passes]
-        first, second = (model(tokens[None], output_attentions=True, **extra) for tokens, extra in zip(passes, how, strict=True))
+        how = [
+            slow_parallel_prompt(context, len(tokens), model.config) if context.is_parallel else {} for tokens in passes
+        ]
+        first, second = (
+            model(tokens[None], output_attentions=True, **extra) for tokens, extra in zip(passes, how, strict=True)
+        )
         rows, neutral_rows = slice(*context.query_rows), slice(*(row - query for row in context.calibration_rows))
         averaged = [attention[0][:, rows].mean(1) for attention in first.attentions]
         neutral = [attention[0][:, neutral_rows].mean(1) for attention in second.attentions]
@@ -87,7 +106,12 @@ class EagerReference:
             "masses": torch.stack([torch.stack([layer[:, a:b].sum(1) for a, b in spans], 1) for layer in averaged]),
             "calibrated": torch.stack(
                 [
-                    torch.stack([torch.stack([_kept_sum(q[a:b] - n[a:b]) for a, b in spans]) for q, n in zip(query, empty, strict=True)])
+                    torch.stack(
+                        [
+                            torch.stack([_kept_sum(q[a:b] - n[a:b]) for a, b in spans])
+                            for q, n in zip(query, empty, strict=True)
+                        ]
+                    )
                     for query, empty in zip(averaged, neutral, strict=True)
                 ]
             ),

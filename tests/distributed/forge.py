@@ -1,8 +1,9 @@
 """Starts training runs cheaply: one process imports everything once, every rank of every run is a fork of it.
 
-A run is exactly ``torchrun --nproc-per-node RANKS pretrain_headrank.py ARGV`` without the seconds of importing torch and Megatron. The
-forge is a process of its own (the tests' process may hold threads, a forge holds none) that reads jobs as JSON lines and
-answers with exit codes. A job may ask to be killed: after some lines of metrics.jsonl and a delay, every rank at once.
+A run is exactly ``torchrun --nproc-per-node RANKS pretrain_headrank.py ARGV`` without the seconds of importing torch
+and Megatron. The forge is a process of its own (the tests' process may hold threads, a forge holds none) that reads
+jobs as JSON lines and answers with exit codes. A job may ask to be killed: after some lines of metrics.jsonl and a
+delay, every rank at once.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from typing import Any
 
 from tests.distributed.launcher import QUIET_ENVIRONMENT, ROOT, free_port
 
-LIMIT = float(os.environ.get("HEADRANK_RUN_LIMIT", "240"))  # seconds; a run here takes two or three when the machine is idle
+# seconds; a run here takes two or three when the machine is idle
+LIMIT = float(os.environ.get("HEADRANK_RUN_LIMIT", "240"))
 
 
 @dataclass(frozen=True)
 class Kill:
-    """When to send ``number`` to every rank: once ``file`` has ``lines`` more lines than at the start, ``delay`` seconds later."""
+    """When to send ``number`` to every rank: once ``file`` has ``lines`` more lines than at the start, ``delay``
+    seconds later.
+    """
 
     file: str
     lines: int
@@ -49,7 +53,9 @@ class Forge:
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, **QUIET_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
         command = [sys.executable, "-W", "ignore", "-m", "tests.distributed.forge"]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -67,9 +73,17 @@ class Forge:
         module: str = "pretrain_headrank",
         largest_file: int | None = None,
     ) -> Outcome:
-        """Run ``module``.main(argv) on some ranks and wait for all. ``largest_file`` bytes: writing more fails, as on a full disk."""
+        """Run ``module``.main(argv) on some ranks and wait for all. ``largest_file`` bytes: writing more fails, as
+        on a full disk.
+        """
         assert self.process.stdin is not None and self.process.stdout is not None
-        job = {"argv": list(argv), "log": str(log), "ranks": ranks, "kill": None if kill is None else vars(kill), "module": module}
+        job = {
+            "argv": list(argv),
+            "log": str(log),
+            "ranks": ranks,
+            "kill": None if kill is None else vars(kill),
+            "module": module,
+        }
         job["largest_file"] = largest_file
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
@@ -132,7 +146,11 @@ def _fork(job: dict[str, Any], rank: int, port: int) -> int:
         os.dup2(log, 2)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.environ.update(
-            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job["ranks"]), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(job["ranks"]),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
         )
         if job["largest_file"] is not None:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that write() fails instead

@@ -1,4 +1,6 @@
-"""What the ranks of test_late_training.py run: the same lists through the Megatron model at several sizes, in every layout."""
+"""What the ranks of test_late_training.py run: the same lists through the Megatron model at several sizes, in every
+layout.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ from megatron_patches.readout_weights import PARAMETER
 from tests.distributed.parity_ranks import gather_by_hf_name
 
 LOSS = LossSettings(
-    objective="headrank", scale=1.0, teacher_ranknet_weight=1.0, teacher_listwise_weight=0.5, in_batch_weight=0.3, proximal_weight=0
+    objective="headrank",
+    scale=1.0,
+    teacher_ranknet_weight=1.0,
+    teacher_listwise_weight=0.5,
+    in_batch_weight=0.3,
+    proximal_weight=0,
 )
 
 PROMPT_LOSS = LossSettings(objective="headrank", scale=1.0, proximal_weight=0)
@@ -29,25 +36,36 @@ NUM_LISTS = 4
 def late_set(model: Path, folder: Path, heads: HeadSet) -> LateTrainingSet:
     """The toy lists, five passages a visit."""
     return LateTrainingSet(
-        [folder], LateEncoder(AutoTokenizer.from_pretrained(model), heads.prompt), passages_per_query=5, needs_pairs=True
+        [folder],
+        LateEncoder(AutoTokenizer.from_pretrained(model), heads.prompt),
+        passages_per_query=5,
+        needs_pairs=True,
     )
 
 
-def readout_results(directory: Path, folder: Path, heads_files: dict[str, Path], sizes: list[int]) -> dict[int, dict[str, Any]]:
+def readout_results(
+    directory: Path, folder: Path, heads_files: dict[str, Path], sizes: list[int]
+) -> dict[int, dict[str, Any]]:
     """For each TP size the late layout (four lists over all data-parallel ranks) and, by name, the prompts' layouts."""
     results: dict[int, dict[str, Any]] = {}
     heads = {name: HeadSet.load(path) for name, path in heads_files.items()}
     for tp in sizes:
         device.initialize(tp)
-        results[tp] = {name: prompt_layout(directory, folder, one) for name, one in heads.items() if not one.prompt.is_late}
+        results[tp] = {
+            name: prompt_layout(directory, folder, one) for name, one in heads.items() if not one.prompt.is_late
+        }
         for is_recomputed in (False, True) if tp == 1 else (False,):
-            results[tp]["late, recomputed" if is_recomputed else "late"] = late_layout(directory, folder, heads["late"], is_recomputed)
+            results[tp]["late, recomputed" if is_recomputed else "late"] = late_layout(
+                directory, folder, heads["late"], is_recomputed
+            )
     device.shutdown()
     return results
 
 
 def late_layout(directory: Path, folder: Path, heads: HeadSet, is_recomputed: bool) -> dict[str, Any]:
-    """Scores of whole lists, loss and gradients of a step of four lists that are spread over the data-parallel ranks."""
+    """Scores of whole lists, loss and gradients of a step of four lists that are spread over the data-parallel
+    ranks.
+    """
     from megatron.core import parallel_state
 
     from megatron_patches.training.held_out import score_sample
@@ -57,7 +75,9 @@ def late_layout(directory: Path, folder: Path, heads: HeadSet, is_recomputed: bo
     model, bare = wrapped(directory, heads, is_recomputed)
     data, ranks = late_set(directory, folder, heads), parallel_state.get_data_parallel_world_size()
     first, each = parallel_state.get_data_parallel_rank() * NUM_LISTS // ranks, NUM_LISTS // ranks
-    batch = make_late_batch(tuple(data.at(number) for number in range(first, first + each)), None, device.device()).met_by_all_ranks()
+    batch = make_late_batch(
+        tuple(data.at(number) for number in range(first, first + each)), None, device.device()
+    ).met_by_all_ranks()
     scores_UC = score_batch(model, batch, heads, is_in_batch=True)
     return {
         "scores": scores_UC.detach(),
@@ -66,7 +86,10 @@ def late_layout(directory: Path, folder: Path, heads: HeadSet, is_recomputed: bo
         "negatives": [int(mask.sum()) for mask in batch.met.is_negative],
         "own": score_batch(model, batch, heads).detach(),
         "lists": batch.lists,
-        "whole": [torch.from_numpy(score_sample(model, data.whole_context(number), heads, device.device())) for number in range(3)],
+        "whole": [
+            torch.from_numpy(score_sample(model, data.whole_context(number), heads, device.device()))
+            for number in range(3)
+        ],
         **loss_and_gradients(model, bare, scores_UC, batch, LOSS),
     }
 
@@ -78,9 +101,14 @@ def prompt_layout(directory: Path, folder: Path, heads: HeadSet) -> dict[str, An
     from megatron_patches.training.train_step import score_batch
 
     model, bare = wrapped(directory, heads, False)
-    data = TrainingSet(folder, PromptEncoder(AutoTokenizer.from_pretrained(directory), heads.prompt, calibrate=False), epoch="contexts")
+    data = TrainingSet(
+        folder, PromptEncoder(AutoTokenizer.from_pretrained(directory), heads.prompt, calibrate=False), epoch="contexts"
+    )
     batch = make_batch(tuple(data.at(number) for number in range(3)), None, device.device())
-    whole = [torch.from_numpy(score_sample(model, data.whole_context(number, 0), heads, device.device())) for number in range(3)]
+    whole = [
+        torch.from_numpy(score_sample(model, data.whole_context(number, 0), heads, device.device()))
+        for number in range(3)
+    ]
     return {"whole": whole, **loss_and_gradients(model, bare, score_batch(model, batch, heads), batch, PROMPT_LOSS)}
 
 
@@ -99,7 +127,9 @@ def wrapped(directory: Path, heads: HeadSet, is_recomputed: bool) -> tuple[Any, 
     return model, bare
 
 
-def loss_and_gradients(model: Any, bare: Any, scores: torch.Tensor, batch: Any, settings: LossSettings) -> dict[str, Any]:
+def loss_and_gradients(
+    model: Any, bare: Any, scores: torch.Tensor, batch: Any, settings: LossSettings
+) -> dict[str, Any]:
     """Loss and terms averaged over data-parallel ranks, and every gradient whole."""
     from megatron.core import parallel_state
     from megatron.core.distributed import finalize_model_grads

@@ -1,11 +1,11 @@
 """Runs a function on real processes over gloo and brings back what each rank returned.
 
-``run_ranks(function, 2, argument)`` starts two processes with torchrun's environment variables; each finds the function by
-its module's name, so it must stand at the top level of a module under tests/. What it returns must survive torch.save. A
-rank that fails, dies or hangs ends the others, and the error shows every rank's output.
+``run_ranks(function, 2, argument)`` starts two processes with torchrun's environment variables; each finds the function
+by its module's name, so it must stand at the top level of a module under tests/. What it returns must survive
+torch.save. A rank that fails, dies or hangs ends the others, and the error shows every rank's output.
 
-Importing torch and Megatron costs ten seconds of CPU a process, so one process, the nursery, imports them once and every
-rank is a fork of it. It runs no tensor code itself, so there are no threads or locks to inherit.
+Importing torch and Megatron costs ten seconds of CPU a process, so one process, the nursery, imports them once and
+every rank is a fork of it. It runs no tensor code itself, so there are no threads or locks to inherit.
 """
 
 from __future__ import annotations
@@ -66,7 +66,11 @@ def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 
 def run_ranks(
-    function: Callable[..., Any], world_size: int, *arguments: Any, timeout: float = 540, environment: Mapping[str, str] | None = None
+    function: Callable[..., Any],
+    world_size: int,
+    *arguments: Any,
+    timeout: float = 540,
+    environment: Mapping[str, str] | None = None,
 ) -> list[Any]:
     """Call ``function(*arguments)`` on ``world_size`` processes; returns the ranks' results in order."""
     import torch
@@ -89,7 +93,9 @@ def _ask_nursery(job: Mapping[str, Any]) -> list[int]:
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, **QUIET_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
         command = [sys.executable, "-m", "tests.distributed.launcher"]
-        _nursery = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        _nursery = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         atexit.register(_nursery.stdin.close)
     _nursery.stdin.write(json.dumps(job) + "\n")
     _nursery.stdin.flush()

@@ -40,12 +40,19 @@ def gather_adapter(model: Any, values: dict[str, torch.Tensor]) -> dict[str, tor
             for shard in shards:
                 torch.testing.assert_close(shard, shards[0], rtol=1e-4, atol=1e-7)
         joined = torch.cat(shards, dim=1 if factor == "lora_A" else 0) if is_cut else shards[0]
-        whole[f"base_model.model.model.layers.{layer}.{PROJECTIONS[projection]}.{projection}.{factor}.default.weight"] = joined
+        whole[
+            f"base_model.model.model.layers.{layer}.{PROJECTIONS[projection]}.{projection}.{factor}.default.weight"
+        ] = joined
     return whole
 
 
 def adapted_scores(
-    root: Path, shape: Any, lora: LoraSettings, contexts: list[EncodedContext], heads: dict[int, list[int]], **options: Any
+    root: Path,
+    shape: Any,
+    lora: LoraSettings,
+    contexts: list[EncodedContext],
+    heads: dict[int, list[int]],
+    **options: Any,
 ) -> dict[str, Any]:
     """Scores, loss and gradients through DDP and Megatron's finalisation; what has a gradient buffer."""
     from megatron.core import parallel_state
@@ -69,12 +76,19 @@ def adapted_scores(
     loss = toy_loss(scores_BN, layout.num_documents_B)
     loss.backward()
     finalize_model_grads([model])
-    buffered = {name: parameter.main_grad for name, parameter in bare.named_parameters() if hasattr(parameter, "main_grad")}
+    buffered = {
+        name: parameter.main_grad for name, parameter in bare.named_parameters() if hasattr(parameter, "main_grad")
+    }
     return {"scores": scores_BN.detach(), "loss": loss.detach(), "gradients": gather_adapter(bare, buffered)}
 
 
 def compare_sizes(
-    model: Path, root: Path, lora: LoraSettings, contexts: list[EncodedContext], heads: dict[int, list[int]], sizes: list[int]
+    model: Path,
+    root: Path,
+    lora: LoraSettings,
+    contexts: list[EncodedContext],
+    heads: dict[int, list[int]],
+    sizes: list[int],
 ) -> dict[tuple[int, str], dict[str, Any]]:
     """Every TP size: plain, recomputed, and with sequence parallelism."""
     from megatron_patches.shape import ModelShape

@@ -26,7 +26,11 @@ def gather_by_hf_name(model: Any, values: dict[str, torch.Tensor]) -> dict[str, 
         if row.axis is None:
             for shard in shards:
                 torch.testing.assert_close(
-                    shard, shards[0], rtol=1e-4, atol=1e-7, msg=lambda text, name=name: f"{name} differs between ranks: {text}"
+                    shard,
+                    shards[0],
+                    rtol=1e-4,
+                    atol=1e-7,
+                    msg=lambda text, name=name: f"{name} differs between ranks: {text}",
                 )
             whole = shards[0]
         elif row.join == "stack":
@@ -74,7 +78,10 @@ def compare_sizes(
     ids_BS, layout = batch_contexts(contexts)
     plain = [
         dataclasses.replace(
-            context, input_ids=context.input_ids[: -context.calibration_length], calibration_length=0, calibration_rows=(0, 0)
+            context,
+            input_ids=context.input_ids[: -context.calibration_length],
+            calibration_length=0,
+            calibration_rows=(0, 0),
         )
         for context in contexts
     ]

@@ -84,7 +84,9 @@ def numbers(measured: Measurement) -> dict[str, Any]:
 
 def predict(jobs: list[tuple[Job, str, bool]]) -> list[dict[str, Any]]:
     """The planner's numbers of each (job, recipe, in full or by depth)."""
-    return [numbers(measure(job, recipe) if is_full else measure_by_depth(job, recipe)) for job, recipe, is_full in jobs]
+    return [
+        numbers(measure(job, recipe) if is_full else measure_by_depth(job, recipe)) for job, recipe, is_full in jobs
+    ]
 
 
 def with_grouped_float32(job: Job) -> int:
@@ -168,7 +170,9 @@ def score_both_ways(job: Job) -> tuple[list[float], list[float]]:
             parameter.normal_(0, 0.3, generator=torch.Generator().manual_seed(number))
     ours, (query, calibration) = one_pass_batch(job), two_pass_batch(job)
     prefix = torch.randint(0, job.shape.vocab, (1, job.prefix_tokens), generator=torch.Generator().manual_seed(7))
-    branches = torch.randint(0, job.shape.vocab, (1, QUERY_TOKENS + CALIBRATION_TOKENS), generator=torch.Generator().manual_seed(8))
+    branches = torch.randint(
+        0, job.shape.vocab, (1, QUERY_TOKENS + CALIBRATION_TOKENS), generator=torch.Generator().manual_seed(8)
+    )
     ours = dataclasses.replace(ours, input_ids_BS=torch.cat([prefix, branches], dim=1))
     query = dataclasses.replace(query, input_ids_BS=torch.cat([prefix, branches[:, :QUERY_TOKENS]], dim=1))
     calibration = dataclasses.replace(calibration, input_ids_BS=torch.cat([prefix, branches[:, QUERY_TOKENS:]], dim=1))

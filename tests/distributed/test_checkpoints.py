@@ -1,4 +1,6 @@
-"""Training state through a checkpoint: bit for bit at the same size, at other sizes as close as the arithmetic allows."""
+"""Training state through a checkpoint: bit for bit at the same size, at other sizes as close as the arithmetic
+allows.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from tests.distributed.launcher import run_ranks
 from tests.tiny_models import make_tiny_model
 
 CASES = ["float32, distributed optimizer", "bfloat16, distributed optimizer", "bfloat16, plain optimizer"]
-SAME_LOSS = {"float32": 1e-5, "bfloat16": 1e-2}  # relative: other TP sizes sum in another order, and bf16 has between two and three digits
+# relative: other TP sizes sum in another order, and bf16 has between two and three digits
+SAME_LOSS = {"float32": 1e-5, "bfloat16": 1e-2}
 SAME_WEIGHTS = {
     "float32": {"rtol": 1e-5, "atol": 1e-6},
     "bfloat16": {"rtol": 2**-6, "atol": 2e-4},
@@ -35,7 +38,9 @@ def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(runs, case):
 @pytest.mark.parametrize("tp", [1, 4])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_weights_and_optimizer_saved_at_tp_2_go_on_at_other_sizes(runs, dtype, tp):
-    """Compared by weights after one step: in bf16 a later loss may jump when one token crosses the calibration's cut."""
+    """Compared by weights after one step: in bf16 a later loss may jump when one token crosses the calibration's
+    cut.
+    """
     went_on, again = runs[f"{dtype}, distributed optimizer"]["went on"], runs[f"{dtype}, distributed optimizer"][tp]
     assert again["losses"][0] == pytest.approx(went_on["losses"][0], rel=SAME_LOSS[dtype])
     for name, tensor in went_on["after first"].items():

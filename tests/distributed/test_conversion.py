@@ -1,4 +1,6 @@
-"""Hugging Face -> Megatron -> Hugging Face, bitwise, at every TP size; what an export contains and what a killed one leaves."""
+"""Hugging Face -> Megatron -> Hugging Face, bitwise, at every TP size; what an export contains and what a killed one
+leaves.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ from tests.tiny_models import make_tiny_model, tiny_tokenizer
 VARIANTS = {
     "tied-g2": ("qwen3", {}),
     "untied-g1-odd-vocabulary": ("qwen3", {"num_key_value_heads": 8, "tie_word_embeddings": False, "vocab_size": 413}),
-    "tied-g4-odd-vocabulary": ("qwen3", {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 8, "vocab_size": 413}),
+    "tied-g4-odd-vocabulary": (
+        "qwen3",
+        {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 8, "vocab_size": 413},
+    ),
     "llama-untied": ("llama", {"tie_word_embeddings": False}),
     "qwen2-bias": ("qwen2", {}),
 }
@@ -35,7 +40,9 @@ SAME_SCORE = 2e-6  # float32 probabilities, SDPA with other shapes
 
 
 def tensors_of(directory):
-    return {name: tensor for path in sorted(directory.glob("*.safetensors")) for name, tensor in load_file(path).items()}
+    return {
+        name: tensor for path in sorted(directory.glob("*.safetensors")) for name, tensor in load_file(path).items()
+    }
 
 
 def assert_bitwise_equal(found, expected):
@@ -62,7 +69,11 @@ def converted(models, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("name", "tp"),
-    [(name, tp) for name in [*VARIANTS, "bfloat16"] for tp in (SIZES if name not in ("llama-untied", "qwen2-bias") else [2])],
+    [
+        (name, tp)
+        for name in [*VARIANTS, "bfloat16"]
+        for tp in (SIZES if name not in ("llama-untied", "qwen2-bias") else [2])
+    ],
 )
 def test_a_round_trip_is_bitwise_equal_with_the_same_keys(models, converted, name, tp):
     output = converted / f"{name}-tp{tp}" / "hf"
@@ -78,7 +89,10 @@ def test_an_import_by_several_processes_loads_at_any_size_whole_or_truncated(mod
     assert (tmp_path / "megatron" / "latest_checkpointed_iteration.txt").read_text() == "release"
     expected = tensors_of(models["tied-g2"])
     for weights in results[0].values():
-        assert "model.layers.2.self_attn.q_proj.weight" in weights and "model.layers.2.self_attn.v_proj.weight" not in weights
+        assert (
+            "model.layers.2.self_attn.q_proj.weight" in weights
+            and "model.layers.2.self_attn.v_proj.weight" not in weights
+        )
         for name, tensor in weights.items():
             assert torch.equal(tensor, expected[name]), name
 
@@ -131,7 +145,8 @@ def test_headrank_json_and_the_model_card_state_heads_prompt_and_training(traine
     heads = HeadSet.from_dict(values["heads"])
     assert (values["format"], values["is_truncated"]) == ("headrank/1", kind == "short")
     assert (heads.heads, heads.l_max, values["heads"]["prompt_hash"]) == (HEADS, 2, heads.prompt.hash)
-    assert values["training"]["progress"] == {"iteration": 3} and values["training"]["config"] == {"lr": 1e-3}  # without the path
+    # without the path
+    assert values["training"]["progress"] == {"iteration": 3} and values["training"]["config"] == {"lr": 1e-3}
     assert values["heads"]["model"] == "tied-g2"  # without the path
     card = (place / kind / "README.md").read_text()
     assert "\npipeline_tag: text-ranking\n" in card and "HeadRankReranker.from_pretrained(snapshot_download(" in card
@@ -144,7 +159,9 @@ def checked(models, tmp_path_factory):
     place = tmp_path_factory.mktemp("checked")
     with pytest.raises(RankFailure, match="exit code -9"):
         run_ranks(conversion_ranks.die_while_exporting, 1, models["tied-g2"], place)
-    left = {path.name: sorted(item.name for item in path.iterdir()) for path in place.iterdir() if path.name != "megatron"}
+    left = {
+        path.name: sorted(item.name for item in path.iterdir()) for path in place.iterdir() if path.name != "megatron"
+    }
     return place, left, run_ranks(conversion_ranks.single_process_checks, 1, models["tied-g2"], place)[0]
 
 

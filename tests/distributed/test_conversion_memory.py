@@ -1,4 +1,6 @@
-"""How much memory conversion takes: one copy of the weights going in, a fraction of one coming out, whatever the file's size."""
+"""How much memory conversion takes: one copy of the weights going in, a fraction of one coming out, whatever the
+file's size.
+"""
 
 from __future__ import annotations
 

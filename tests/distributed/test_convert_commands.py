@@ -1,4 +1,6 @@
-"""`headrank import-hf` and `headrank export-hf` as commands: one process or two, and one-line refusals with exit code 2."""
+"""`headrank import-hf` and `headrank export-hf` as commands: one process or two, and one-line refusals with exit
+code 2.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from tests.tiny_models import make_tiny_model
 
 
 def tensors_of(directory):
-    return {name: tensor for path in sorted(directory.glob("*.safetensors")) for name, tensor in load_file(path).items()}
+    return {
+        name: tensor for path in sorted(directory.glob("*.safetensors")) for name, tensor in load_file(path).items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +33,9 @@ def place(tmp_path_factory):
     HeadSet(((1, 3), (2, 5)), "headrank", "tiny", 4, 8).save(place / "heads.json")
     HeadSet(((1, 3), (9, 5)), "headrank", "tiny", 12, 8).save(place / "deep.json")
     HeadSet(((0, 1), (3, 2)), "entropy", "tiny", 4, 8).save(place / "others.json")
-    HeadSet(((0, 1), (3, 2)), "entropy", "tiny", 4, 8, prompt=PromptTemplate(max_words=64)).save(place / "short_prompt.json")
+    HeadSet(((0, 1), (3, 2)), "entropy", "tiny", 4, 8, prompt=PromptTemplate(max_words=64)).save(
+        place / "short_prompt.json"
+    )
     return place
 
 
@@ -39,7 +45,15 @@ def alone(place):
     base = ["export-hf", "--checkpoint", f"{at}/megatron", "--base", f"{at}/model", "--output"]
     again = ["export-hf", "--base", f"{at}/model", "--exported"]
     commands = {
-        "import": ["import-hf", "--hf", f"{at}/model", "--output", f"{at}/megatron", "--tensor-model-parallel-size", "4"],
+        "import": [
+            "import-hf",
+            "--hf",
+            f"{at}/model",
+            "--output",
+            f"{at}/megatron",
+            "--tensor-model-parallel-size",
+            "4",
+        ],
         "full": [*base, f"{at}/full", "--heads", f"{at}/heads.json", "--name", "org/tiny"],
         "half": [*base, f"{at}/half", "--dtype", "bfloat16"],
         "short": [*base, f"{at}/short", "--heads", f"{at}/heads.json", "--truncate"],
@@ -83,7 +97,8 @@ def test_the_exports_hold_the_models_weights(alone, place):
 def test_full_and_truncated_exports_rank_alike(alone, place):
     request = ("how long do fleas live", ["Fleas live two months.", "Rosin is resin.", "A host is warm."])
     full, short = (
-        HeadRankReranker.from_pretrained(place / name, device="cpu", dtype="float32").rank(*request) for name in ("full", "short")
+        HeadRankReranker.from_pretrained(place / name, device="cpu", dtype="float32").rank(*request)
+        for name in ("full", "short")
     )
     assert full == short
 
@@ -92,8 +107,14 @@ def test_an_export_is_written_again_with_other_heads_and_the_same_weights(alone,
     assert alone["exchanged"][:2] == (0, f"{place}/exchanged: the weights of {place}/full, 2 heads\n")
     before, after = tensors_of(place / "full"), tensors_of(place / "exchanged")
     assert set(after) == set(before) and all(torch.equal(after[name], tensor) for name, tensor in before.items())
-    about = {name: json.loads((place / name / "headrank.json").read_text()) for name in ("full", "exchanged", "short", "copied")}
-    assert about["exchanged"]["heads"]["heads"] == [[0, 1], [3, 2]] and about["full"]["heads"]["heads"] == [[1, 3], [2, 5]]
+    about = {
+        name: json.loads((place / name / "headrank.json").read_text())
+        for name in ("full", "exchanged", "short", "copied")
+    }
+    assert about["exchanged"]["heads"]["heads"] == [[0, 1], [3, 2]] and about["full"]["heads"]["heads"] == [
+        [1, 3],
+        [2, 5],
+    ]
     assert about["exchanged"]["training"] == about["full"]["training"] and about["copied"] == about["short"]
     assert "L3-H2" in (place / "exchanged" / "README.md").read_text()
     assert HeadRankReranker.from_pretrained(place / "exchanged", device="cpu").heads.l_max == 3
@@ -146,7 +167,17 @@ def test_two_processes_write_the_same_model_as_one(alone, place):
     at = str(place)
     commands = [
         ["import-hf", "--hf", f"{at}/model", "--output", f"{at}/megatron-2"],
-        ["export-hf", "--checkpoint", f"{at}/megatron-2", "--base", f"{at}/model", "--output", f"{at}/pair", "--max-shard-size", "60KB"],
+        [
+            "export-hf",
+            "--checkpoint",
+            f"{at}/megatron-2",
+            "--base",
+            f"{at}/model",
+            "--output",
+            f"{at}/pair",
+            "--max-shard-size",
+            "60KB",
+        ],
     ]
     for command in commands:  # each on processes of its own, as torchrun starts them
         (first,), (second,) = run_ranks(run_commands, 2, [command])

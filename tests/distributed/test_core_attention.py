@@ -1,4 +1,6 @@
-"""The core attention in its slots and families: Llama 3 rotary scaling, QKV bias, a fused module, stock Megatron, bf16, TP 3."""
+"""The core attention in its slots and families: Llama 3 rotary scaling, QKV bias, a fused module, stock Megatron,
+bf16, TP 3.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ LLAMA3 = {
 FAMILIES = {"qwen2": {}, "llama": {"tie_word_embeddings": False, "rope_parameters": LLAMA3}}
 HEADS = {1: [0, 5], 3: [2, 7]}
 SAME_PROBABILITY = 2e-6
-SAME_IN_BF16 = 0.05  # absolute, of scores up to one: bf16 has between two and three digits and the toy model is all noise
+# absolute, of scores up to one: bf16 has between two and three digits and the toy model is all noise
+SAME_IN_BF16 = 0.05
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +85,9 @@ def test_bf16_scores_are_near_and_in_float32(of_slots):
 def test_stock_megatron_with_our_layer_spec_equals_hugging_face_and_gives_rows(of_slots, models, contexts):
     context = contexts[0]
     ids = torch.from_numpy(context.input_ids[: -context.calibration_length]).long()[None]
-    model = transformers.AutoModelForCausalLM.from_pretrained(models["qwen3"], dtype=torch.float32, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        models["qwen3"], dtype=torch.float32, attn_implementation="eager"
+    )
     with torch.no_grad():
         expected = model(ids, output_attentions=True)
     rows = expected.attentions[1][0][:, slice(*context.query_rows)].mean(1)
@@ -94,7 +99,10 @@ def test_stock_megatron_with_our_layer_spec_equals_hugging_face_and_gives_rows(o
 
 
 def test_a_checkpoint_that_stock_megatron_saved_with_stacked_layers_exports_bitwise(of_slots, models, stock_place):
-    expected, found = load_file(models["qwen3"] / "model.safetensors"), load_file(stock_place / "hf" / "model.safetensors")
+    expected, found = (
+        load_file(models["qwen3"] / "model.safetensors"),
+        load_file(stock_place / "hf" / "model.safetensors"),
+    )
     assert set(found) == set(expected) and all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
@@ -105,7 +113,12 @@ def test_the_embedded_model_at_tp_3_scores_as_the_transformers_engine(embedded_m
     contexts = [reader.encoder.encode("how long do fleas live", [("", text) for text in texts])]
     scores, masses = run_ranks(attention_ranks.embedded_scores, 3, embedded_model, contexts, heads.by_layer())[0]
     capture = reader.read(contexts, {layer: range(9) for layer in heads.by_layer()})
-    query, neutral = (sum(rows[layer][:, head] for layer, head in heads.heads) for rows in (capture.query_rows, capture.calibration_rows))
+    query, neutral = (
+        sum(rows[layer][:, head] for layer, head in heads.heads)
+        for rows in (capture.query_rows, capture.calibration_rows)
+    )
     owner, count = capture.layout.document_of_token_BS, capture.layout.num_documents
     assert (scores - calibrated_scores(query, neutral, owner, count)).abs().max() < SAME_PROBABILITY
-    assert (masses[:, 0] - sum_over_documents(capture.query_rows[heads.l_max], owner, count)).abs().max() < SAME_PROBABILITY
+    assert (
+        masses[:, 0] - sum_over_documents(capture.query_rows[heads.l_max], owner, count)
+    ).abs().max() < SAME_PROBABILITY

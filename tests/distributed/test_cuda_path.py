@@ -1,4 +1,6 @@
-"""The path of a GPU node on a CPU: where weights are made, and Transformer Engine's layers, which a stand-in with its signatures plays."""
+"""The path of a GPU node on a CPU: where weights are made, and Transformer Engine's layers, which a stand-in with
+its signatures plays.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ def answers(what: str, output, *toy_flags: str, ranks: int = 1, stand_ins: str =
     port = free_port()
     processes = [
         subprocess.Popen(
-            command, cwd=ROOT, env=environment | rank_environment(rank, ranks, port), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command,
+            cwd=ROOT,
+            env=environment | rank_environment(rank, ranks, port),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         for rank in range(ranks)
     ]
@@ -43,7 +49,9 @@ def places(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def losses(toy, tmp_path_factory):
-    return answers("train", tmp_path_factory.mktemp("trained") / "found.json", *toy.flags("--global-batch-size", "2"), ranks=2)
+    return answers(
+        "train", tmp_path_factory.mktemp("trained") / "found.json", *toy.flags("--global-batch-size", "2"), ranks=2
+    )
 
 
 @pytest.mark.parametrize("layers", ["local", "engine"])
@@ -85,11 +93,15 @@ def test_with_the_fused_optimizer_a_run_resumes_where_it_stopped(losses):
 
 def test_with_the_fused_optimizer_a_run_resumes_at_another_tensor_parallel_size(losses):
     assert losses["engine bf16, resumed without tensor parallelism"][:2] == losses["engine bf16"][:2]
-    assert losses["engine bf16, resumed without tensor parallelism"] == pytest.approx(losses["engine bf16"], rel=SAME_SIZE)
+    assert losses["engine bf16, resumed without tensor parallelism"] == pytest.approx(
+        losses["engine bf16"], rel=SAME_SIZE
+    )
 
 
 def test_where_transformer_engine_is_absent_apex_takes_the_steps_and_a_run_resumes(losses, toy, tmp_path):
-    found = answers("apex", tmp_path / "found.json", *toy.flags("--global-batch-size", "2"), ranks=2, stand_ins="stand_ins_apex")
+    found = answers(
+        "apex", tmp_path / "found.json", *toy.flags("--global-batch-size", "2"), ranks=2, stand_ins="stand_ins_apex"
+    )
     assert found["steps"] >= 4 and len(found["whole"]) == 4
     assert found["whole"] == pytest.approx(losses["local bf16"], rel=SAME_BF16)
     assert found["resumed"] == pytest.approx(found["whole"], rel=SAME_RESUMED)

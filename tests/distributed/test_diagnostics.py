@@ -12,8 +12,18 @@ import pytest
 @pytest.fixture(scope="module")
 def run(forge, toy, tmp_path_factory):
     place = tmp_path_factory.mktemp("run")
-    profile = ("--profile", "--use-pytorch-profiler", "--profile-step-start", "1", "--profile-step-end", "2", "--profile-ranks")
-    flags = toy.flags("--save", str(place), "--train-iters", "3", "--timing-log-level", "1", "--deterministic-mode", *profile)
+    profile = (
+        "--profile",
+        "--use-pytorch-profiler",
+        "--profile-step-start",
+        "1",
+        "--profile-step-end",
+        "2",
+        "--profile-ranks",
+    )
+    flags = toy.flags(
+        "--save", str(place), "--train-iters", "3", "--timing-log-level", "1", "--deterministic-mode", *profile
+    )
     outcome = forge.run([*flags, "--tensor-model-parallel-size", "2"], place / "log", ranks=2)
     assert outcome.codes == (0, 0), outcome.said
     return place, outcome.said
@@ -21,7 +31,9 @@ def run(forge, toy, tmp_path_factory):
 
 def test_memory_is_told_once_after_the_first_step_for_every_part_of_the_model(run) -> None:
     place, said = run
-    lines = re.findall(r"\[Rank (\d)\] \(after 1 iterations\) memory \(MB\) \| resident: ([0-9.]+) \| max resident: ([0-9.]+)", said)
+    lines = re.findall(
+        r"\[Rank (\d)\] \(after 1 iterations\) memory \(MB\) \| resident: ([0-9.]+) \| max resident: ([0-9.]+)", said
+    )
     assert [rank for rank, _, _ in lines] == ["0", "1"]
     assert all(20 < float(now) <= float(most) for _, now, most in lines)
     events = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]

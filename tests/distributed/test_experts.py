@@ -1,4 +1,6 @@
-"""Models with experts (Qwen3-MoE): converted both ways, trained with the experts given out over ranks, resumed, exported."""
+"""Models with experts (Qwen3-MoE): converted both ways, trained with the experts given out over ranks, resumed,
+exported.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,12 @@ def flags_of(split: str) -> list[str]:
 
 
 def train(forge, toy, save, split, *more) -> list[float]:
-    flags = toy.flags("--global-batch-size", "2", "--train-iters", "2", "--lr-decay-style", "constant", "--save", str(save))
-    outcome = forge.run([*flags, *flags_of(split), *more], save.with_name(f"{save.name}-{split}.log"), ranks=SPLITS[split][0])
+    flags = toy.flags(
+        "--global-batch-size", "2", "--train-iters", "2", "--lr-decay-style", "constant", "--save", str(save)
+    )
+    outcome = forge.run(
+        [*flags, *flags_of(split), *more], save.with_name(f"{save.name}-{split}.log"), ranks=SPLITS[split][0]
+    )
     assert set(outcome.codes) == {0}, outcome.said[-5000:]
     events = map(json.loads, (save / "metrics.jsonl").read_text().splitlines())
     return [event["total"] for event in events if event["event"] == "train"]
@@ -38,7 +44,10 @@ def train(forge, toy, save, split, *more) -> list[float]:
 @pytest.fixture(scope="module")
 def runs(forge, toy, tmp_path_factory):
     place = tmp_path_factory.mktemp("runs")
-    found = {split: train(forge, toy, place / split, split, "--use-distributed-optimizer") for split in ("alone", "experts", "both")}
+    found = {
+        split: train(forge, toy, place / split, split, "--use-distributed-optimizer")
+        for split in ("alone", "experts", "both")
+    }
     train(forge, toy, place / "resumed", "experts", "--use-distributed-optimizer", "--exit-interval", "1")
     found["resumed"] = train(forge, toy, place / "resumed", "both", "--use-distributed-optimizer")
     return place, found
@@ -68,7 +77,15 @@ def test_scores_are_those_of_transformers(runs, toy) -> None:
 def test_a_model_survives_the_way_to_megatron_and_back(forge, toy, tmp_path) -> None:
     command = "headrank.commands"
     imported = ["import-hf", "--hf", str(toy.model), "--output", str(tmp_path / "megatron")]
-    exported = ["export-hf", "--checkpoint", str(tmp_path / "megatron"), "--base", str(toy.model), "--output", str(tmp_path / "hf")]
+    exported = [
+        "export-hf",
+        "--checkpoint",
+        str(tmp_path / "megatron"),
+        "--base",
+        str(toy.model),
+        "--output",
+        str(tmp_path / "hf"),
+    ]
     for words in (imported, exported):
         outcome = forge.run(words, tmp_path / f"{words[0]}.log", module=command)
         assert outcome.codes == (0,), outcome.said
@@ -97,7 +114,10 @@ def test_what_was_trained_with_experts_on_two_ranks_is_exported_whole(forge, run
 
 def test_an_optimizer_of_experts_apart_does_not_go_on_with_experts_together(forge, runs, toy, tmp_path) -> None:
     place, _ = runs
-    outcome = forge.run(toy.flags("--load", str(place / "experts"), "--use-distributed-optimizer", "--train-iters", "3"), tmp_path / "log")
+    outcome = forge.run(
+        toy.flags("--load", str(place / "experts"), "--use-distributed-optimizer", "--train-iters", "3"),
+        tmp_path / "log",
+    )
     assert outcome.codes == (2,) and "give 2, or go on with a fresh optimizer: --no-load-optim" in outcome.said
 
 

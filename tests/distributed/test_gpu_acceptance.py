@@ -1,4 +1,6 @@
-"""The acceptance list of tests/gpu with tiny models on two CPU processes: its logic, its failures, and the report that it writes."""
+"""The acceptance list of tests/gpu with tiny models on two CPU processes: its logic, its failures, and the report
+that it writes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from tests.gpu.bench import Bench
 from tests.gpu.report import FORMAT, Report
 from tests.gpu.test_acceptance import COMPARED, LAUNCHERS
 
-# A minute of processor time for all; those here share their logic with the rest. HEADRANK_TEST_ACCEPTANCE=1 runs every one.
+# A minute of processor time for all; those here share their logic with the rest. HEADRANK_TEST_ACCEPTANCE=1 runs every
+# one.
 CHEAP = (checks.bf16_scores_are_as_near_as_hugging_faces, checks.float32_is_exact)
 CHECKED = COMPARED if os.environ.get("HEADRANK_TEST_ACCEPTANCE") == "1" else CHEAP
 
@@ -25,7 +28,17 @@ def bench(forge, toy, tmp_path_factory) -> Bench:
     def start(flags, ranks, log):
         return max(forge.run(flags, log, ranks=ranks).codes, key=abs)
 
-    return Bench(tmp_path_factory.mktemp("bench"), start, (1, 2), ("local",), toy.model, toy.heads, toy.train, has_gpu=False, steps=2)
+    return Bench(
+        tmp_path_factory.mktemp("bench"),
+        start,
+        (1, 2),
+        ("local",),
+        toy.model,
+        toy.heads,
+        toy.train,
+        has_gpu=False,
+        steps=2,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +66,9 @@ def test_the_first_launcher_trains_ten_steps_through_its_own_command(bench, toy,
 
 def test_memory_is_set_beside_a_plan_of_the_same_length(bench, monkeypatch) -> None:
     asked = {}
-    plan = dict.fromkeys(("sequence_tokens", "parameter_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes"), 1)
+    plan = dict.fromkeys(
+        ("sequence_tokens", "parameter_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes"), 1
+    )
 
     class Done:
         returncode, stderr = 0, ""

@@ -1,4 +1,6 @@
-"""Training on log masses, in every layout: scores are the reranker's, loss and gradients the same at every TP and DP size."""
+"""Training on log masses, in every layout: scores are the reranker's, loss and gradients the same at every TP and DP
+size.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,18 @@ from tests.tiny_models import SIZES, make_tiny_model
 from tests.toy_training import make_toy_job
 
 PROMPT = PromptTemplate(
-    opening="<|im_start|>user\n", instruction="Query: ", use_chat_template=False, document_layout="late", branch_position=64
+    opening="<|im_start|>user\n",
+    instruction="Query: ",
+    use_chat_template=False,
+    document_layout="late",
+    branch_position=64,
 )
 LAYOUTS = ("late", "parallel", "sequential")
-HEADS = ((3, 0), (1, 5), (0, 7), (3, 1), (1, 2))  # at TP 4 rank 3 has a head in layer 0 alone, rank 1 one in layer 1, ...
+# at TP 4 rank 3 has a head in layer 0 alone, rank 1 one in layer 1, ...
+HEADS = ((3, 0), (1, 5), (0, 7), (3, 1), (1, 2))
 SAME = 1e-4  # relative: of a list's deviation, of the loss, of a parameter's largest gradient
-FAMILIES = {"qwen3": {}, "llama": {}, "qwen2": {"num_key_value_heads": 4}}  # the tiny Qwen2 has two key-value groups, too few for TP 4
+# the tiny Qwen2 has two key-value groups, too few for TP 4
+FAMILIES = {"qwen3": {}, "llama": {}, "qwen2": {"num_key_value_heads": 4}}
 TP_SIZES = [1, 2, 4]  # of four ranks: DP 4, 2 and 1, with one, two and all four lists of the step on a rank
 
 
@@ -38,7 +46,9 @@ def heads_of(model: Path, layout: str) -> HeadSet:
 
 
 def change_lists(folder: Path) -> None:
-    """Add a teacher's scores that go with the grades, but none for one in five; all lists share a passage, every second one the query."""
+    """Add a teacher's scores that go with the grades, but none for one in five; all lists share a passage, every
+    second one the query.
+    """
     rows = [json.loads(line) for line in (folder / "contexts.jsonl").read_text().splitlines()]
     for row in rows:
         row["documents"][2]["text"] = rows[0]["documents"][2]["text"]
@@ -99,15 +109,24 @@ def test_a_query_meets_every_passage_of_the_step_and_known_ones_are_no_negatives
     lists = everything["samples"]  # query, passages, all passages of its list: as digests
     assert len({query for query, _, _ in lists}) < len(lists)
     expected = [
-        sum(digest not in known for other, passages, _ in lists if other != query for digest in passages) for query, _, known in lists
+        sum(digest not in known for other, passages, _ in lists if other != query for digest in passages)
+        for query, _, known in lists
     ]
     assert everything["negatives"] == expected
-    assert any(digest in known for query, _, known in lists for other, passages, _ in lists if other != query for digest in passages)
+    assert any(
+        digest in known
+        for query, _, known in lists
+        for other, passages, _ in lists
+        if other != query
+        for digest in passages
+    )
     for tp in TP_SIZES:
         each = NUM_LISTS * tp // max(TP_SIZES)
         for rank, result in enumerate(ranks):
             found, first = result[tp]["late"], rank // tp * each  # tensor-parallel ranks are neighbours
-            torch.testing.assert_close(found["scores"], everything["scores"][first : first + each], rtol=SAME, atol=1e-5)
+            torch.testing.assert_close(
+                found["scores"], everything["scores"][first : first + each], rtol=SAME, atol=1e-5
+            )
             assert found["negatives"] == everything["negatives"][first : first + each]
 
 
@@ -115,5 +134,7 @@ def test_scores_against_own_passages_are_blocks_of_those_against_all(case) -> No
     for found in (result[tp]["late"] for result in case[2] for tp in TP_SIZES):
         for query, (first, stop) in enumerate(found["lists"]):
             own, all_of_step = found["own"][query, first:stop], found["scores"][query]
-            torch.testing.assert_close(own, all_of_step[found["first"] + first : found["first"] + stop], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                own, all_of_step[found["first"] + first : found["first"] + stop], rtol=1e-5, atol=1e-5
+            )
             assert all_of_step.count_nonzero() == len(all_of_step)

@@ -1,4 +1,6 @@
-"""The launcher itself: results come back in rank order, and a rank that fails, dies or hangs is reported, not waited for."""
+"""The launcher itself: results come back in rank order, and a rank that fails, dies or hangs is reported, not waited
+for.
+"""
 
 from __future__ import annotations
 

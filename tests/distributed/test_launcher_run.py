@@ -1,4 +1,6 @@
-"""launch/train_qwen3_0.6b.sh for real: four gloo ranks at TP 4, a tiny Qwen3 with the head layout of Qwen3-0.6B, SLURM's signal."""
+"""launch/train_qwen3_0.6b.sh for real: four gloo ranks at TP 4, a tiny Qwen3 with the head layout of Qwen3-0.6B,
+SLURM's signal.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,12 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     model = make_tiny_model(folder / "model", "qwen3", num_attention_heads=16, num_key_value_heads=8, **TINY)
     heads = HeadSet(((1, 2), (0, 5), (2, 11), (2, 14), (1, 7)), "headrank", str(model), 4, 16)
     heads.save(folder / "heads.json")
-    return {"MODEL": str(model), "HEADS": str(folder / "heads.json"), "TRAIN_DATA": str(toy.train), "SAVE": str(folder / "run")}
+    return {
+        "MODEL": str(model),
+        "HEADS": str(folder / "heads.json"),
+        "TRAIN_DATA": str(toy.train),
+        "SAVE": str(folder / "run"),
+    }
 
 
 def launch(job: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
@@ -39,7 +46,11 @@ def launch(job: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
     script = ROOT / "launch" / "train_qwen3_0.6b.sh"
     with open(log, "ab") as output:
         return subprocess.Popen(
-            [script, "--save-interval", "100000"], env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            [script, "--save-interval", "100000"],
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
 
 

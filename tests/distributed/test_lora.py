@@ -1,4 +1,6 @@
-"""Adapters on Megatron against Hugging Face + peft in float32: scores and the gradient of every factor, at TP 1, 2 and 4."""
+"""Adapters on Megatron against Hugging Face + peft in float32: scores and the gradient of every factor, at TP 1, 2
+and 4.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def ranks(folders, contexts):
     return run_ranks(compare_sizes, max(SIZES), model, checkpoint, LoraSettings(3, 5.0), contexts, HEADS, SIZES)
 
 
-VARIANTS = [(tp, name) for tp in SIZES for name in ("plain", "recomputed", "sequence parallel") if tp > 1 or name[0] != "s"]
+VARIANTS = [
+    (tp, name) for tp in SIZES for name in ("plain", "recomputed", "sequence parallel") if tp > 1 or name[0] != "s"
+]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -61,8 +65,11 @@ def test_scores_of_an_adapted_model_equal_peft_on_every_rank(ranks, eager, folde
 def test_the_gradient_of_every_factor_equals_peft_and_the_base_has_no_buffer(ranks, eager, variant):
     for result in ranks:
         found = result[variant]["gradients"]
-        expected = {name: gradient for name, gradient in eager.gradients.items() if "lora_" in name and gradient.abs().max() > 0}
-        assert set(found) == set(expected) and len(found) == 2 * (3 * len(PROJECTIONS) + 2)  # three whole layers, Q and K of the last
+        expected = {
+            name: gradient for name, gradient in eager.gradients.items() if "lora_" in name and gradient.abs().max() > 0
+        }
+        # three whole layers, Q and K of the last
+        assert set(found) == set(expected) and len(found) == 2 * (3 * len(PROJECTIONS) + 2)
         for name, gradient in expected.items():
             difference = (found[name] - gradient).abs().max() / gradient.abs().max()
             assert difference < SAME_GRADIENT, f"{name}: {difference}"

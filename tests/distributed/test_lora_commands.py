@@ -1,4 +1,6 @@
-"""Adapters through the commands: a PEFT folder in, a checkpoint, and out again alone or merged; what cannot be done is one line."""
+"""Adapters through the commands: a PEFT folder in, a checkpoint, and out again alone or merged; what cannot be done
+is one line.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def place(tmp_path_factory):
     place = tmp_path_factory.mktemp("lora")
     make_tiny_model(place / "model", "qwen3")
     make_tiny_model(place / "other", "qwen3", intermediate_size=80)
-    make_tiny_adapter(place / "adapter", place / "model", targets=("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"))
+    make_tiny_adapter(
+        place / "adapter", place / "model", targets=("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
+    )
     for name, heads in (("heads", ((1, 3), (2, 5))), ("others", ((0, 1), (3, 2)))):
         HeadSet(heads, "headrank", "tiny", 4, 8).save(place / f"{name}.json")
     return place
@@ -39,10 +43,27 @@ def results(place):
     commands = {
         "plain": ["import-hf", "--hf", f"{at}/model", "--output", f"{at}/plain"],
         "import": ["import-hf", "--hf", f"{at}/model", "--adapter", f"{at}/adapter", "--output", f"{at}/checkpoint"],
-        "alone": ["export-hf", "--checkpoint", f"{at}/checkpoint", *model, f"{at}/alone", "--adapter-only", "--base-name", "org/tiny"],
+        "alone": [
+            "export-hf",
+            "--checkpoint",
+            f"{at}/checkpoint",
+            *model,
+            f"{at}/alone",
+            "--adapter-only",
+            "--base-name",
+            "org/tiny",
+        ],
         "merged": ["export-hf", "--checkpoint", f"{at}/checkpoint", *model, f"{at}/merged"],
         "short": ["export-hf", "--checkpoint", f"{at}/checkpoint", *model, f"{at}/short", "--truncate"],
-        "other heads": ["export-hf", "--exported", f"{at}/alone", "--base", f"{at}/model", "--heads", f"{at}/others.json"]
+        "other heads": [
+            "export-hf",
+            "--exported",
+            f"{at}/alone",
+            "--base",
+            f"{at}/model",
+            "--heads",
+            f"{at}/others.json",
+        ]
         + ["--output", f"{at}/exchanged"],
         "no adapters": ["export-hf", "--checkpoint", f"{at}/plain", *model, f"{at}/x", "--adapter-only"],
         "cut": ["export-hf", "--checkpoint", f"{at}/checkpoint", *model, f"{at}/x", "--adapter-only", "--truncate"],
@@ -55,7 +76,9 @@ def results(place):
 
 def test_an_adapter_goes_through_a_checkpoint_unchanged_and_the_flags_that_train_it_are_printed(results, place):
     targets = "--headrank-lora-targets q_proj v_proj o_proj gate_proj down_proj"
-    assert results["import"][1].splitlines()[1] == f"its adapter: --headrank-lora-rank 3 --headrank-lora-alpha 5 {targets}"
+    assert (
+        results["import"][1].splitlines()[1] == f"its adapter: --headrank-lora-rank 3 --headrank-lora-alpha 5 {targets}"
+    )
     assert results["alone"][:2] == (0, f"{place}/alone: adapter, 2 heads\n")
     before, after = (load_file(place / name / "adapter_model.safetensors") for name in ("adapter", "alone"))
     assert set(before) == set(after) and all(torch.equal(after[name], tensor) for name, tensor in before.items())
@@ -87,7 +110,9 @@ def test_the_adapter_alone_merged_and_merged_and_cut_rank_alike(results, place):
         for name in ("alone", "merged", "short")
     }
     assert np.array_equal(scores["alone"], scores["merged"]) and np.array_equal(scores["alone"], scores["short"])
-    untouched = HeadRankReranker.from_pretrained(place / "model", place / "heads.json", device="cpu").score(QUERY, PASSAGES)
+    untouched = HeadRankReranker.from_pretrained(place / "model", place / "heads.json", device="cpu").score(
+        QUERY, PASSAGES
+    )
     assert not np.allclose(scores["alone"], untouched)
 
 

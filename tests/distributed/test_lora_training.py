@@ -13,7 +13,9 @@ STEPS = 4
 
 
 def flags(toy, save, *more: str, iterations: int = STEPS) -> list[str]:
-    return toy.flags(*LORA, "--train-iters", str(iterations), "--lr-decay-style", "constant", "--save", str(save), *more)
+    return toy.flags(
+        *LORA, "--train-iters", str(iterations), "--lr-decay-style", "constant", "--save", str(save), *more
+    )
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,16 @@ def alone(forge, toy, tmp_path_factory):
     ("ranks", "more"),
     [
         (2, ("--tensor-model-parallel-size", "2", "--sequence-parallel")),
-        (4, ("--tensor-model-parallel-size", "2", "--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")),
+        (
+            4,
+            (
+                "--tensor-model-parallel-size",
+                "2",
+                "--use-distributed-optimizer",
+                "--overlap-grad-reduce",
+                "--overlap-param-gather",
+            ),
+        ),
         (1, ("--headrank-full-depth",)),
     ],
     ids=["tp2-sequence", "tp2-dp2-overlap", "full-depth"],

@@ -1,4 +1,6 @@
-"""The Megatron model against Hugging Face eager in float32: every number and gradient, at TP 1, 2 and 4, in both document layouts."""
+"""The Megatron model against Hugging Face eager in float32: every number and gradient, at TP 1, 2 and 4, in both
+document layouts.
+"""
 
 from __future__ import annotations
 
@@ -78,8 +80,12 @@ def test_scores_and_loss_equal_hugging_face_on_every_rank(ranks, eager, contexts
 @pytest.mark.parametrize("variant", ["truncated", "recomputed", "full"])
 def test_the_gradient_of_every_parameter_equals_hugging_face(ranks, eager, tp, variant):
     _, _, gradients = ranks[0][tp][variant]
-    trained = {name: gradient for name, gradient in eager.gradients.items() if name in gradients and gradient.abs().max() > 0}
-    assert {f"model.layers.3.self_attn.{name}.weight" for name in ("q_proj", "k_proj", "q_norm", "k_norm")} <= set(trained)
+    trained = {
+        name: gradient for name, gradient in eager.gradients.items() if name in gradients and gradient.abs().max() > 0
+    }
+    assert {f"model.layers.3.self_attn.{name}.weight" for name in ("q_proj", "k_proj", "q_norm", "k_norm")} <= set(
+        trained
+    )
     assert len(trained) == 1 + 3 * 11 + 5  # embeddings, three whole layers, norm + Q + K + their norms of the last
     assert_same_gradients(gradients, trained)
 
@@ -92,7 +98,8 @@ def test_the_truncated_model_leaves_out_exactly_what_gets_no_gradient(ranks, tp)
     assert left_out == {
         name
         for name in full
-        if name.startswith("model.layers.3.") and ("v_proj" in name or "o_proj" in name or "mlp" in name or "post" in name)
+        if name.startswith("model.layers.3.")
+        and ("v_proj" in name or "o_proj" in name or "mlp" in name or "post" in name)
     }
     assert all(full[name].abs().max() == 0 for name in left_out)
     assert_same_gradients(truncated, {name: full[name] for name in truncated})

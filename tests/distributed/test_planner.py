@@ -1,4 +1,6 @@
-"""The planner against reality: resident memory of real gloo processes, FLOPs and messages counted by hand, the paper's recipe."""
+"""The planner against reality: resident memory of real gloo processes, FLOPs and messages counted by hand, the
+paper's recipe.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ from typing import Any
 import pytest
 
 from headrank.method.prompt import PromptTemplate
-from megatron_patches.planner.job import CALIBRATION_TOKENS, LABEL_TOKENS, LATE_QUERY_TOKENS, OPENING_TOKENS, QUERY_ROWS, QUERY_TOKENS, Job
+from megatron_patches.planner.job import (
+    CALIBRATION_TOKENS,
+    LABEL_TOKENS,
+    LATE_QUERY_TOKENS,
+    OPENING_TOKENS,
+    QUERY_ROWS,
+    QUERY_TOKENS,
+    Job,
+)
 from megatron_patches.planner.shapes import KNOWN_MODELS, heads_of
 from megatron_patches.training.train_step import TERMS
 from tests.distributed import planner_ranks
@@ -26,7 +36,9 @@ CLUSTER_JOB = dataclasses.replace(PAPER_JOB, world_size=1024, global_batch_size=
 SHORT = dataclasses.replace(PAPER_JOB.shape, layers=9)
 SHORT_JOB = dataclasses.replace(PAPER_JOB, model="short", shape=SHORT, heads=heads_of("short", SHORT, last_layer=7))
 TINY_JOB = planner_ranks.cpu_job("tiny", 2)
-PARALLEL = dataclasses.replace(TINY_JOB, heads=dataclasses.replace(TINY_JOB.heads, prompt=PromptTemplate(document_layout="parallel")))
+PARALLEL = dataclasses.replace(
+    TINY_JOB, heads=dataclasses.replace(TINY_JOB.heads, prompt=PromptTemplate(document_layout="parallel"))
+)
 LATE = planner_ranks.late_job(TINY_JOB)
 JOBS: dict[str, tuple[Job, str, bool]] = {
     "tiny": (TINY_JOB, "ours", True),
@@ -72,10 +84,16 @@ def flops_by_hand(job: Job) -> float:
     whole_layer = shape.hidden * (queries + 2 * groups) + queries * shape.hidden + 3 * shape.hidden * shape.ffn // ranks
     last_layer = shape.hidden * (queries + groups)
     linear = 3 * 2 * tokens * (job.heads.l_max * whole_layer + last_layer)  # forward, input gradient, weight gradient
-    pairs = tokens * (tokens + 1) / 2 + CALIBRATION_TOKENS * tokens  # the causal triangle, and the calibration rows once more
-    if job.heads.prompt.is_parallel:  # every document over the opening and itself, masked; both branches over everything
+    # the causal triangle, and the calibration rows once more
+    pairs = tokens * (tokens + 1) / 2 + CALIBRATION_TOKENS * tokens
+    # every document over the opening and itself, masked; both branches over everything
+    if job.heads.prompt.is_parallel:
         opening, document = OPENING_TOKENS + LABEL_TOKENS, job.document_tokens + LABEL_TOKENS
-        pairs = job.documents * document * (opening + document) + (QUERY_TOKENS + CALIBRATION_TOKENS) * tokens + opening**2 / 2
+        pairs = (
+            job.documents * document * (opening + document)
+            + (QUERY_TOKENS + CALIBRATION_TOKENS) * tokens
+            + opening**2 / 2
+        )
     attention = job.heads.l_max * (2 + 5) * 2 * queries * pairs  # two products forward, five backward
     mine = sum(head * ranks // shape.heads == job.fullest_rank for _, head in job.heads.heads)
     rows = mine * 3 * 2 * (QUERY_ROWS + CALIBRATION_TOKENS) * tokens * shape.head_dim
@@ -83,7 +101,9 @@ def flops_by_hand(job: Job) -> float:
 
 
 def late_flops_by_hand(job: Job) -> float:
-    """Matrix products of one list of the late layout: every row of its own over the opening and itself, then queries against keys."""
+    """Matrix products of one list of the late layout: every row of its own over the opening and itself, then queries
+    against keys.
+    """
     shape, ranks = job.shape, job.tensor_parallel
     tokens = OPENING_TOKENS + job.documents * job.document_tokens + LATE_QUERY_TOKENS
     queries, groups = shape.heads * shape.head_dim // ranks, shape.groups * shape.head_dim // ranks
@@ -120,14 +140,18 @@ def test_a_micro_batch_stays_below_its_ceilings_of_kernels_bytes_and_waits(predi
 
 def test_documents_side_by_side_cost_a_gpu_no_gathers(predicted) -> None:
     side_by_side, sequential = predicted["parallel on a GPU"], predicted["tiny on a GPU, bf16"]
-    assert side_by_side["microbatch_kernels"] < sequential["microbatch_kernels"], "one kernel a layer, no rows to do again"
+    assert side_by_side["microbatch_kernels"] < sequential["microbatch_kernels"], (
+        "one kernel a layer, no rows to do again"
+    )
     assert side_by_side["activation_bytes"] < sequential["activation_bytes"]
     # whole tiles: more than the pairs that are visible, less than all of them
     assert flops_by_hand(PARALLEL) < side_by_side["microbatch_flops"] < sequential["microbatch_flops"]
 
 
 def test_in_float32_a_gpu_keeps_keys_and_values_for_every_head(predicted) -> None:
-    """Its flash kernel has no float32, and the other one no groups: a copy for every head beside what is kept anyway."""
+    """Its flash kernel has no float32, and the other one no groups: a copy for every head beside what is kept
+    anyway.
+    """
     shape, job = TINY_JOB.shape, TINY_JOB
     grouped = run_ranks(planner_ranks.with_grouped_float32, 1, dataclasses.replace(TINY_JOB, has_gpu_kernels=True))[0]
     per_layer = 2 * job.sequence_tokens * shape.heads * shape.head_dim * 4 / job.tensor_parallel
@@ -143,7 +167,8 @@ def test_parameters_gradients_and_moments_are_what_megatron_allocates(predicted)
     assert measured["num_parameters"] == pytest.approx(sharded, rel=0.001)  # norms are on every rank
     assert measured["parameter_bytes"] == pytest.approx(2 * sharded, rel=0.001)
     assert measured["gradient_bytes"] == pytest.approx(4 * sharded, rel=0.001)
-    assert measured["optimizer_bytes"] == pytest.approx(12 * sharded / PAPER_JOB.data_parallel, rel=0.01)  # weight and two moments, sharded
+    # weight and two moments, sharded
+    assert measured["optimizer_bytes"] == pytest.approx(12 * sharded / PAPER_JOB.data_parallel, rel=0.01)
 
 
 def test_a_micro_batch_reduces_activations_twice_a_layer_each_way_and_the_scores_once(predicted) -> None:
@@ -152,7 +177,8 @@ def test_a_micro_batch_reduces_activations_twice_a_layer_each_way_and_the_scores
     activation = PAPER_JOB.sequence_tokens * PAPER_JOB.shape.hidden * 2
     of_activations = sum(count for (_, _, size), count in messages.items() if size == activation)
     depth = PAPER_JOB.heads.l_max
-    assert of_activations == (1 + 2 * depth) + (2 * depth + 1)  # embedding, two a layer; two a layer, Q and K of the last
+    # embedding, two a layer; two a layer, Q and K of the last
+    assert of_activations == (1 + 2 * depth) + (2 * depth + 1)
     others = {size: count for (_, _, size), count in messages.items() if size != activation}
     assert others == {4 * PAPER_JOB.sequence_tokens: 1, 4 * PAPER_JOB.documents: 1}  # kept tokens [B, S], scores [B, N]
 
@@ -177,22 +203,42 @@ def test_more_data_parallel_ranks_shard_the_optimizer_and_nothing_else(predicted
 @pytest.mark.parametrize("recipe", ["short", "short literal"])
 def test_few_layers_extended_to_all_are_the_whole_model(predicted, recipe: str) -> None:
     whole, extended = predicted[recipe], predicted[f"{recipe} by depth"]
-    for part in ("num_parameters", "parameter_bytes", "gradient_bytes", "reference_bytes", "microbatch_flops", "microbatch_messages"):
+    for part in (
+        "num_parameters",
+        "parameter_bytes",
+        "gradient_bytes",
+        "reference_bytes",
+        "microbatch_flops",
+        "microbatch_messages",
+    ):
         assert extended[part] == whole[part], part
     assert extended["optimizer_bytes"] == pytest.approx(whole["optimizer_bytes"], abs=1024)  # every shard is padded
     for part in ("activation_bytes", "microbatch_traffic", "update_traffic"):
         assert extended[part] == pytest.approx(whole[part], rel=DEPTH_TOLERANCE), part
     for messages in (extended["update_messages"], whole["update_messages"]):
-        sent = {name: sum(size * count for (one, _, size), count in messages.items() if one == name) for name, _, _ in messages}
+        sent = {
+            name: sum(size * count for (one, _, size), count in messages.items() if one == name)
+            for name, _, _ in messages
+        }
         assert sent["reduce-scatter"] == whole["gradient_bytes"] and sent["all-gather"] == whole["parameter_bytes"]
 
 
 def test_the_papers_text_costs_more_in_every_respect(predicted) -> None:
     ours, literal = predicted["short"], predicted["short literal"]
-    for part in ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes", "microbatch_flops", "microbatch_traffic"):
+    for part in (
+        "parameter_bytes",
+        "gradient_bytes",
+        "optimizer_bytes",
+        "activation_bytes",
+        "microbatch_flops",
+        "microbatch_traffic",
+    ):
         assert literal[part] > 1.05 * ours[part], part
     assert literal["microbatch_flops"] > 2.5 * ours["microbatch_flops"]  # two passes, and two more of the reference
-    assert literal["reference_bytes"] == pytest.approx(literal["parameter_bytes"], rel=0.001) and ours["reference_bytes"] == 0
+    assert (
+        literal["reference_bytes"] == pytest.approx(literal["parameter_bytes"], rel=0.001)
+        and ours["reference_bytes"] == 0
+    )
 
 
 def test_recomputation_trades_activations_for_a_forward_pass(predicted) -> None:
@@ -219,7 +265,16 @@ def test_two_passes_of_the_papers_text_give_the_scores_of_our_one_pass(ranks: in
         assert one == pytest.approx(two, abs=SAME_SCORES) and max(one) - min(one) > 100 * SAME_SCORES
 
 
-TINY_NODE = ("--tensor-model-parallel-size", "3", "--gpus-per-node", "3", "--global-batch-size", "3", "--context-documents", "20")
+TINY_NODE = (
+    "--tensor-model-parallel-size",
+    "3",
+    "--gpus-per-node",
+    "3",
+    "--global-batch-size",
+    "3",
+    "--context-documents",
+    "20",
+)
 COMMANDS: dict[str, tuple[str, ...]] = {
     "cluster": (
         *("--model", "Qwen3-4B", "--tensor-model-parallel-size", "8", "--nodes", "128", "--gpu", "h20"),
@@ -227,7 +282,19 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     ),
     "table": ("--model", "embedded", *TINY_NODE, "--recipe", "ours", "--no-limits", "--gpu", "a100"),
     "custom": (
-        *("--model", "embedded", *TINY_NODE, "--recipe", "ours", "--no-limits", "--json", "--gpu", "custom", "--gpu-memory", "1"),
+        *(
+            "--model",
+            "embedded",
+            *TINY_NODE,
+            "--recipe",
+            "ours",
+            "--no-limits",
+            "--json",
+            "--gpu",
+            "custom",
+            "--gpu-memory",
+            "1",
+        ),
         *("--gpu-bf16", "10", "--gpu-fp32", "5", "--gpu-memory-bandwidth", "100", "--gpu-link-bandwidth", "10"),
         *("--gpu-network-bandwidth", "1"),
     ),
@@ -245,11 +312,28 @@ def printed() -> dict[str, str]:
 def test_the_command_plans_a_thousand_ranks_and_names_what_breaks_first(printed) -> None:
     document = json.loads(printed["cluster"])
     ours, literal = document["plans"]
-    assert (ours["recipe"], literal["recipe"], ours["world_size"], ours["data_parallel"]) == ("ours", "literal", 1024, 128)
-    assert (ours["global_batch_size"], ours["microbatches"], ours["pairs_per_step"], literal["pairs_per_step"]) == (128, 1, 2048, 128)
+    assert (ours["recipe"], literal["recipe"], ours["world_size"], ours["data_parallel"]) == (
+        "ours",
+        "literal",
+        1024,
+        128,
+    )
+    assert (ours["global_batch_size"], ours["microbatches"], ours["pairs_per_step"], literal["pairs_per_step"]) == (
+        128,
+        1,
+        2048,
+        128,
+    )
     assert ours["fits"] and ours["steps"] < literal["steps"] and ours["hours_at_least"] < literal["hours_at_least"] / 10
-    assert ours["serial_seconds"] >= ours["bound_seconds"] == max(ours[f"{part}_seconds"] for part in ("compute", "memory", "network"))
-    assert set(ours["sent_bytes_per_step"]) >= {"all-reduce over 8 in the node", "reduce-scatter over 128 between nodes"}
+    assert (
+        ours["serial_seconds"]
+        >= ours["bound_seconds"]
+        == max(ours[f"{part}_seconds"] for part in ("compute", "memory", "network"))
+    )
+    assert set(ours["sent_bytes_per_step"]) >= {
+        "all-reduce over 8 in the node",
+        "reduce-scatter over 128 between nodes",
+    }
     assert [limit["axis"].split()[0] for limit in document["limits"]] == ["tokens", "model", "nodes"]
     assert all(limit["reason"] for limit in document["limits"])
     assert document["smallest_tensor_parallel"] in (1, 2, 4)  # TP 8 takes a seventh of the GPU
@@ -259,7 +343,11 @@ def test_the_command_prints_a_table_for_people(printed) -> None:
     assert "embedded on 3 x A100 SXM 80GB: TP 3 x DP 1, global batch 3" in printed["table"]
     rows = ["weights", "gradients", "optimizer", "activations, peak", "memory, peak", "fits"]
     rows += ["TFLOP per step", "sent per step", "lower bound"]
-    assert not [row for row in [*rows, "steps an epoch", "hours an epoch, at least", "tokenised contexts"] if row not in printed["table"]]
+    assert not [
+        row
+        for row in [*rows, "steps an epoch", "hours an epoch, at least", "tokenised contexts"]
+        if row not in printed["table"]
+    ]
     assert max(map(len, printed["table"].splitlines()[1:])) <= 80
 
 
@@ -278,8 +366,22 @@ def test_what_cannot_be_planned_is_one_line() -> None:
         (*model, "--gpu", "custom", "--gpu-memory", "80"): "missing: --gpu-bf16, --gpu-fp32",
         (*model, "--gpu-memory", "-1"): "--gpu-memory must be a number above 0",
         (*model, "--tensor-model-parallel-size", "3", "--gpus-per-node", "3"): "can be split over 1, 2, 4, 8",
-        (*model, "--tensor-model-parallel-size", "8", "--gpus-per-node", "4"): "8 does not divide the 4 GPUs of --nodes 1",
-        (*model, "--tensor-model-parallel-size", "1", "--nodes", "128", "--global-batch-size", "32"): "32 is not divisible",
+        (
+            *model,
+            "--tensor-model-parallel-size",
+            "8",
+            "--gpus-per-node",
+            "4",
+        ): "8 does not divide the 4 GPUs of --nodes 1",
+        (
+            *model,
+            "--tensor-model-parallel-size",
+            "1",
+            "--nodes",
+            "128",
+            "--global-batch-size",
+            "32",
+        ): "32 is not divisible",
         (*model, "--nodes", "128", "--global-batch-size", "32"): "--global-batch-size 32 cannot be split",
         (*model, "--nodes", "0"): "--nodes 0 is not a whole number of at least 1",
         (*model, "--context-documents", "many"): "--context-documents many is not a whole number",
@@ -298,6 +400,8 @@ def test_the_tables_in_the_pages_are_the_planners() -> None:
 
     text = "".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md")))
     found = {name: block(name).findall(text) for name in TABLES}
-    assert not [name for name, tables in found.items() if not tables or not all(table.startswith("| ") for table in tables)]
+    assert not [
+        name for name, tables in found.items() if not tables or not all(table.startswith("| ") for table in tables)
+    ]
     for name, made in run_ranks(planner_ranks.regenerate, 1, list(CHEAP_TABLES), timeout=PATIENCE)[0].items():
         assert {table.rstrip("\n") for table in found[name]} == {made}, name

@@ -1,4 +1,6 @@
-"""Training runs of a readout's weights with the model: sizes agree step by step, and they resume and export at another size."""
+"""Training runs of a readout's weights with the model: sizes agree step by step, and they resume and export at
+another size.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,25 @@ def job(toy, tmp_path_factory):
 def flags(job, save: Path, layout: str, *more: str) -> list[str]:
     toy, place = job
     late = ("--headrank-in-batch-weight", "0.3", "--headrank-passages-per-query", "5") if layout == "late" else ()
-    trained = ("--headrank-train-readout", "--headrank-readout-lr", RATE, "--lr-decay-style", "constant", "--weight-decay", "0.1")
-    common = ("--headrank-heads", str(place / f"{layout}.json"), "--lr", "1e-4", "--train-iters", str(STEPS), "--global-batch-size", "4")
+    trained = (
+        "--headrank-train-readout",
+        "--headrank-readout-lr",
+        RATE,
+        "--lr-decay-style",
+        "constant",
+        "--weight-decay",
+        "0.1",
+    )
+    common = (
+        "--headrank-heads",
+        str(place / f"{layout}.json"),
+        "--lr",
+        "1e-4",
+        "--train-iters",
+        str(STEPS),
+        "--global-batch-size",
+        "4",
+    )
     return toy.flags(*common, *trained, *late, "--micro-batch-size", "4", "--save", str(save), *more)
 
 
@@ -71,7 +90,12 @@ def test_trained_weights_resume_and_export_at_another_tensor_parallel_size(forge
     assert_same_run(save, alone)
     start = heads_of(job[0].model, "late")
     one, two = exported(forge, job, alone, tmp_path / "one"), exported(forge, job, save, tmp_path / "two")
-    assert one.heads == two.heads == start.heads and one.readout is not None and two.readout is not None and start.readout is not None
+    assert (
+        one.heads == two.heads == start.heads
+        and one.readout is not None
+        and two.readout is not None
+        and start.readout is not None
+    )
     moved = [after - before for after, before in zip(two.readout.weights, start.readout.weights, strict=True)]
     assert all(abs(value) > float(RATE) / 2 for value in moved), "Adam moves every weight by about its rate a step"
     assert two.readout.weights == pytest.approx(one.readout.weights, abs=SAME_LOSS)
@@ -83,4 +107,6 @@ def test_a_log_mass_readout_trains_in_the_parallel_layout_at_any_size(forge, job
         assert set(outcome.codes) == {0}, outcome.said
     rows = events(tmp_path / "one")
     assert_same_run(tmp_path / "two", tmp_path / "one")
-    assert rows[-1]["total"] != rows[0]["total"] and rows[-1]["proximal"] > 0 == pytest.approx(rows[0]["proximal"], abs=1e-9)
+    assert rows[-1]["total"] != rows[0]["total"] and rows[-1]["proximal"] > 0 == pytest.approx(
+        rows[0]["proximal"], abs=1e-9
+    )

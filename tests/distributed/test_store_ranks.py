@@ -1,4 +1,6 @@
-"""`headrank index` on several processes: the passages are shared, every process writes segments of its own, readers see one store."""
+"""`headrank index` on several processes: the passages are shared, every process writes segments of its own, readers
+see one store.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,17 @@ def test_processes_share_the_passages_and_make_the_store_that_one_would(tmp_path
     HEADS.save(tmp_path / "heads.json")
     write_corpus(tmp_path / "first.jsonl", passages[:20])
     write_corpus(tmp_path / "corpus.jsonl", [*passages, *passages[:5]])
-    command = ["index", "--model", str(model), "--heads", str(tmp_path / "heads.json"), "--device", "cpu", "--dtype", "fp32"]
+    command = [
+        "index",
+        "--model",
+        str(model),
+        "--heads",
+        str(tmp_path / "heads.json"),
+        "--device",
+        "cpu",
+        "--dtype",
+        "fp32",
+    ]
     alone, shared = ([*command, "--store", str(tmp_path / name)] for name in ("alone", "shared"))
     (done,) = run_commands([[*alone, "--corpus", str(tmp_path / "corpus.jsonl")]])
     assert done[0] == 0, done
@@ -29,7 +41,9 @@ def test_processes_share_the_passages_and_make_the_store_that_one_would(tmp_path
     assert [results[0][0] for results in second] == [0, 0]
     assert "20 were there" in second[0][0][1] and second[1][0][1] == "", "the first process speaks"
     store = PassageStore(tmp_path / "shared")
-    assert len(store.segments) == 4 and all(len(segment) > 0 and segment.is_sealed for segment in store.segments), "two processes, two runs"
+    assert len(store.segments) == 4 and all(len(segment) > 0 and segment.is_sealed for segment in store.segments), (
+        "two processes, two runs"
+    )
     assert verify(tmp_path / "shared") == (60, [])
     digests = [passage_digest(("", text)) for text in passages]
     for one, other in zip(store.find(digests), PassageStore(tmp_path / "alone").find(digests), strict=True):

@@ -20,7 +20,9 @@ def start(forge, toy, tmp_path_factory):
 
     def start(save: Path, *more: str, iterations: int = 6, ranks: int = 1) -> Outcome:
         always = ("--lr", "1e-4", "--global-batch-size", "2", "--headrank-beta", "0")
-        return forge.run(toy.flags(*always, "--train-iters", str(iterations), "--save", str(save), *more), log, ranks=ranks)
+        return forge.run(
+            toy.flags(*always, "--train-iters", str(iterations), "--save", str(save), *more), log, ranks=ranks
+        )
 
     return start
 
@@ -54,7 +56,10 @@ def test_a_checkpoint_with_changed_bytes_is_skipped_with_a_warning(start, copy, 
     damage(copy, 4, pattern)
     outcome = start(copy, ranks=2)
     assert outcome.codes == (0, 0), outcome.said
-    assert "damaged, its checksums do not match; falling back to iteration 2" in outcome.said and "at iteration 2" in outcome.said
+    assert (
+        "damaged, its checksums do not match; falling back to iteration 2" in outcome.said
+        and "at iteration 2" in outcome.said
+    )
 
 
 def test_without_an_older_checkpoint_a_damaged_one_is_named_in_one_line(start, copy):
@@ -90,7 +95,10 @@ def test_other_data_is_warned_about(start, toy, tmp_path):
     (data / "pairs.jsonl").write_text("".join(pairs[:-1]))
     outcome = start(save, "--train-data-path", str(data), "--exit-interval", "3")
     assert outcome.codes == (0,) and "than the checkpoint's: the content of train_data\n" in outcome.said
-    assert "than the checkpoint's: train_data\n" in start(save, "--train-data-path", str(other), "--exit-interval", "4").said
+    assert (
+        "than the checkpoint's: train_data\n"
+        in start(save, "--train-data-path", str(other), "--exit-interval", "4").said
+    )
 
 
 def test_the_mark_of_completion_tells_the_truth(start, copy, tmp_path):
@@ -108,5 +116,9 @@ def test_the_mark_of_completion_tells_the_truth(start, copy, tmp_path):
 
 def test_weights_that_left_the_range_are_neither_saved_nor_called_complete(start, toy, tmp_path):
     outcome = start(tmp_path / "run", "--lr", "1e30", "--clip-grad", "0", iterations=4, ranks=2)
-    assert outcome.codes == (2, 2) and "the weights are not finite any more" in outcome.said and "another --save" in outcome.said
+    assert (
+        outcome.codes == (2, 2)
+        and "the weights are not finite any more" in outcome.said
+        and "another --save" in outcome.said
+    )
     assert not list((tmp_path / "run").glob("iter_*")) and not (tmp_path / "run" / MARK).exists()

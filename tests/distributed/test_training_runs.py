@@ -1,4 +1,6 @@
-"""Whole training runs on real processes over gloo: sizes agree, runs survive kills, signals, NaNs, torn checkpoints and full disks."""
+"""Whole training runs on real processes over gloo: sizes agree, runs survive kills, signals, NaNs, torn checkpoints
+and full disks.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,18 @@ def events(save: Path, kind: str = "train") -> list[dict]:
 
 def digest(forge: Forge, save: Path, iteration: int) -> str:
     outcome = forge.run(
-        [str(save), str(iteration), str(save / "digest")], save / "digest.log", module="tests.distributed.checkpoint_digest"
+        [str(save), str(iteration), str(save / "digest")],
+        save / "digest.log",
+        module="tests.distributed.checkpoint_digest",
     )
     assert outcome.codes == (0,), outcome.said
     return (save / "digest").read_text()
 
 
 def flags(toy, save: Path, *more: str, iterations: int = STEPS) -> list[str]:
-    return toy.flags("--lr", "1e-4", "--train-iters", str(iterations), "--global-batch-size", "2", "--save", str(save), *more)
+    return toy.flags(
+        "--lr", "1e-4", "--train-iters", str(iterations), "--global-batch-size", "2", "--save", str(save), *more
+    )
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +86,9 @@ def test_losses_agree_step_by_step_whatever_the_sizes(forge, toy, alone, tmp_pat
             assert row[name] == pytest.approx(other[name], abs=SAME_LOSS, rel=SAME_LOSS), (row["iteration"], name)
 
 
-def test_side_by_side_no_order_of_the_lists_changes_a_step_and_the_checkpoint_knows_its_layout(forge, toy, alone, tmp_path):
+def test_side_by_side_no_order_of_the_lists_changes_a_step_and_the_checkpoint_knows_its_layout(
+    forge, toy, alone, tmp_path
+):
     layout = ("--headrank-document-layout", "parallel")
     runs = {"tp2": (2, ("--tensor-model-parallel-size", "2")), "shuffled": (1, ("--headrank-permutations", "3"))}
     outcome = forge.run(flags(toy, tmp_path / "one", *layout), tmp_path / "log")
@@ -90,7 +98,9 @@ def test_side_by_side_no_order_of_the_lists_changes_a_step_and_the_checkpoint_kn
     for name, (ranks, more) in runs.items():
         outcome = forge.run(flags(toy, tmp_path / name, *layout, *more), tmp_path / "log", ranks=ranks)
         assert set(outcome.codes) == {0}, outcome.said
-        assert [row["total"] for row in events(tmp_path / name)] == pytest.approx(expected, abs=SAME_LOSS, rel=SAME_LOSS), name
+        assert [row["total"] for row in events(tmp_path / name)] == pytest.approx(
+            expected, abs=SAME_LOSS, rel=SAME_LOSS
+        ), name
     (tmp_path / "one" / "reference_scores.jsonl").unlink()  # or its own refusal comes first
     outcome = forge.run(flags(toy, tmp_path / "one", iterations=STEPS + 1), tmp_path / "log")
     assert outcome.codes == (2,) and "was trained with another prompt" in outcome.said
@@ -99,7 +109,15 @@ def test_side_by_side_no_order_of_the_lists_changes_a_step_and_the_checkpoint_kn
 def test_overlapped_gathering_saves_and_evaluates_whole_parameters(forge, toy, tmp_path):
     digests = []
     for name, overlap in (("with", ("--overlap-grad-reduce", "--overlap-param-gather")), ("without", ())):
-        more = ("--use-distributed-optimizer", "--valid-data-path", str(toy.valid), "--eval-interval", "2", "--bf16", *overlap)
+        more = (
+            "--use-distributed-optimizer",
+            "--valid-data-path",
+            str(toy.valid),
+            "--eval-interval",
+            "2",
+            "--bf16",
+            *overlap,
+        )
         outcome = forge.run(flags(toy, tmp_path / name, *more, iterations=4), tmp_path / "log", ranks=2)
         assert outcome.codes == (0, 0), outcome.said
         digests.append((digest(forge, tmp_path / name, 4), events(tmp_path / name, "valid")))
@@ -108,7 +126,16 @@ def test_overlapped_gathering_saves_and_evaluates_whole_parameters(forge, toy, t
 
 def test_killed_at_random_points_ten_times_it_ends_with_the_same_bits(forge, toy, tmp_path):
     iterations, rng = 30, random.Random(7)
-    more = ("--save-interval", "2", "--valid-data-path", str(toy.valid), "--eval-interval", "5", "--headrank-permutations", "2")
+    more = (
+        "--save-interval",
+        "2",
+        "--valid-data-path",
+        str(toy.valid),
+        "--eval-interval",
+        "5",
+        "--headrank-permutations",
+        "2",
+    )
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     for save in (whole, broken):
         save.mkdir()
@@ -122,7 +149,8 @@ def test_killed_at_random_points_ten_times_it_ends_with_the_same_bits(forge, toy
             break
         kills += 1
     assert kills >= 10, "the run finished before it was killed ten times; give it more iterations"
-    deadline = time.monotonic() + 10  # the signal of a parent's death is sent at once, and followed when the child is next scheduled
+    # the signal of a parent's death is sent at once, and followed when the child is next scheduled
+    deadline = time.monotonic() + 10
     while processes_that_write_to(broken / "log"):
         assert time.monotonic() < deadline, "checkpoint writers outlived their trainer"
         time.sleep(0.01)
@@ -130,7 +158,9 @@ def test_killed_at_random_points_ten_times_it_ends_with_the_same_bits(forge, toy
     assert outcome.codes == (0,), outcome.said
     assert digest(forge, broken, iterations) == digest(forge, whole, iterations)
     assert events(broken) == events(whole) and events(broken, "valid") == events(whole, "valid")
-    assert json.loads((broken / "best_checkpoint.json").read_text()) == json.loads((whole / "best_checkpoint.json").read_text())
+    assert json.loads((broken / "best_checkpoint.json").read_text()) == json.loads(
+        (whole / "best_checkpoint.json").read_text()
+    )
 
 
 def processes_that_write_to(log: Path) -> list[str]:
@@ -147,7 +177,9 @@ def test_a_signal_saves_exits_with_zero_and_the_run_goes_on(forge, toy, alone, t
     assert not (tmp_path / "training_complete.json").exists()
     assert forge.run(flags(toy, tmp_path), tmp_path / "log", ranks=2).codes == (0, 0)
     assert (tmp_path / "training_complete.json").exists()
-    assert [row["total"] for row in events(tmp_path)] == pytest.approx([row["total"] for row in events(alone)], abs=SAME_LOSS)
+    assert [row["total"] for row in events(tmp_path)] == pytest.approx(
+        [row["total"] for row in events(alone)], abs=SAME_LOSS
+    )
 
 
 @pytest.mark.parametrize(("ranks", "more"), [(2, ("--tensor-model-parallel-size", "2")), (2, ())], ids=["tp2", "dp2"])
@@ -155,12 +187,16 @@ def test_resuming_at_another_size_continues_the_same_run(forge, toy, alone, tmp_
     assert forge.run(flags(toy, tmp_path, "--exit-interval", "4"), tmp_path / "log").codes == (0,)
     outcome = forge.run(flags(toy, tmp_path, *more), tmp_path / "log", ranks=ranks)
     assert set(outcome.codes) == {0} and "at iteration 4" in outcome.said, outcome.said
-    assert [row["total"] for row in events(tmp_path)] == pytest.approx([row["total"] for row in events(alone)], abs=SAME_LOSS)
+    assert [row["total"] for row in events(tmp_path)] == pytest.approx(
+        [row["total"] for row in events(alone)], abs=SAME_LOSS
+    )
 
 
 def test_an_imported_checkpoint_is_as_good_a_start_as_the_models_own_files(forge, toy, alone, tmp_path):
     imported = tmp_path / "imported"
-    outcome = forge.run(["import-hf", "--hf", str(toy.model), "--output", str(imported)], tmp_path / "log", module="headrank.commands")
+    outcome = forge.run(
+        ["import-hf", "--hf", str(toy.model), "--output", str(imported)], tmp_path / "log", module="headrank.commands"
+    )
     assert outcome.codes == (0,), outcome.said
     for name, flag in (("a", "--pretrained-checkpoint"), ("b", "--load")):
         outcome = forge.run(flags(toy, tmp_path / name, flag, str(imported)), tmp_path / "log")
@@ -182,13 +218,19 @@ def test_an_imported_model_may_lie_where_the_run_saves(forge, toy, alone, tmp_pa
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(forge, toy, tmp_path):
     (tmp_path / "file").touch()
     outcome = forge.run(flags(toy, tmp_path / "file" / "run"), tmp_path / "log")
-    assert outcome.codes == (2,) and "cannot be written (Not a directory)" in outcome.said and "configuration:" not in outcome.said
+    assert (
+        outcome.codes == (2,)
+        and "cannot be written (Not a directory)" in outcome.said
+        and "configuration:" not in outcome.said
+    )
 
 
 def test_a_changed_schedule_is_refused_on_resume_unless_it_is_asked_for(forge, toy, tmp_path):
     assert forge.run(flags(toy, tmp_path, "--exit-interval", "2"), tmp_path / "log").codes == (0,)
     outcome = forge.run(flags(toy, tmp_path, "--lr", "5e-5"), tmp_path / "log")
-    assert outcome.codes == (2,) and "--override-opt-param-scheduler" in outcome.said and "Traceback" not in outcome.said
+    assert (
+        outcome.codes == (2,) and "--override-opt-param-scheduler" in outcome.said and "Traceback" not in outcome.said
+    )
     outcome = forge.run(flags(toy, tmp_path, "--lr", "5e-5", "--override-opt-param-scheduler"), tmp_path / "log")
     assert outcome.codes == (0,) and "resuming with other settings than the checkpoint's: schedule" in outcome.said
 
@@ -200,7 +242,9 @@ def test_weights_can_be_continued_without_the_optimizers_state(forge, toy, tmp_p
     assert forge.run(flags(toy, tmp_path, "--no-load-optim"), tmp_path / "log").codes == (0,)
     assert [row["iteration"] for row in events(tmp_path)] == list(range(1, STEPS + 1))
     new = tmp_path / "new"
-    assert forge.run(flags(toy, new, "--load", str(tmp_path), "--finetune", iterations=2), tmp_path / "log").codes == (0,)
+    assert forge.run(flags(toy, new, "--load", str(tmp_path), "--finetune", iterations=2), tmp_path / "log").codes == (
+        0,
+    )
     assert [row["iteration"] for row in events(new)] == [1, 2]
 
 
@@ -221,16 +265,24 @@ def test_tensorboard_gets_what_the_json_lines_get(forge, toy, tmp_path):
     assert outcome.codes == (0,) and "throughput per GPU (TFLOP/s/GPU)" in outcome.said
     board = EventAccumulator(str(tmp_path / "board"))
     board.Reload()
-    assert [event.value for event in board.Scalars("train/total")] == pytest.approx([row["total"] for row in events(tmp_path)], rel=1e-6)
+    assert [event.value for event in board.Scalars("train/total")] == pytest.approx(
+        [row["total"] for row in events(tmp_path)], rel=1e-6
+    )
 
 
-@pytest.mark.parametrize(("torn", "kept"), [("*.distcp", 0.5), (".metadata", 0.5), ("common.pt", 0.5), ("metadata.json", 0)])
+@pytest.mark.parametrize(
+    ("torn", "kept"), [("*.distcp", 0.5), (".metadata", 0.5), ("common.pt", 0.5), ("metadata.json", 0)]
+)
 def test_a_torn_checkpoint_is_skipped_with_a_warning(forge, toy, alone, tmp_path, torn, kept):
-    assert forge.run(flags(toy, tmp_path, "--save-interval", "2", "--exit-interval", "4"), tmp_path / "log").codes == (0,)
+    assert forge.run(flags(toy, tmp_path, "--save-interval", "2", "--exit-interval", "4"), tmp_path / "log").codes == (
+        0,
+    )
     part = next((tmp_path / "iter_0000004").glob(torn))
     part.write_bytes(part.read_bytes()[: int(part.stat().st_size * kept)])
     outcome = forge.run(flags(toy, tmp_path), tmp_path / "log")
-    assert outcome.codes == (0,) and "iter_0000004 is missing or torn" in outcome.said and "at iteration 2" in outcome.said
+    assert (
+        outcome.codes == (0,) and "iter_0000004 is missing or torn" in outcome.said and "at iteration 2" in outcome.said
+    )
     assert events(tmp_path) == events(alone)
 
 
@@ -258,7 +310,9 @@ def test_only_the_newest_and_the_best_checkpoints_are_kept(forge, toy, tmp_path)
 def test_steps_that_are_not_finite_stop_the_run_and_name_the_query(forge, toy, tmp_path):
     poisoned = tmp_path / "reference.jsonl"
     save = tmp_path / "run"
-    assert forge.run(flags(toy, save, "--headrank-reference-cache", str(poisoned), "--exit-interval", "1"), tmp_path / "log").codes == (0,)
+    assert forge.run(
+        flags(toy, save, "--headrank-reference-cache", str(poisoned), "--exit-interval", "1"), tmp_path / "log"
+    ).codes == (0,)
     lines = poisoned.read_text().splitlines()
     rows = [json.loads(line) for line in lines[1:]]
     for row in rows:
@@ -299,7 +353,12 @@ def test_stale_reference_scores_are_refused(forge, toy, tmp_path):
 
     assert forge.run(flags(toy, tmp_path, "--exit-interval", "1"), tmp_path / "log").codes == (0,)
     HeadSet(((0, 0), (2, 3)), "headrank", "tiny", 4, 8).save(tmp_path / "other.json")
-    cache = ("--headrank-reference-cache", str(tmp_path / "reference_scores.jsonl"), "--headrank-heads", str(tmp_path / "other.json"))
+    cache = (
+        "--headrank-reference-cache",
+        str(tmp_path / "reference_scores.jsonl"),
+        "--headrank-heads",
+        str(tmp_path / "other.json"),
+    )
     outcome = forge.run(flags(toy, tmp_path / "new", *cache), tmp_path / "log")
     assert outcome.codes == (2,) and "reference scores of another heads" in outcome.said
 
@@ -311,7 +370,12 @@ def test_a_held_out_query_that_is_trained_on_is_refused(forge, toy, tmp_path):
 
 @pytest.mark.parametrize(
     "ablation",
-    [("--headrank-loss", "ranknet"), ("--headrank-beta", "0"), ("--headrank-gamma", "0", "--headrank-eta", "0"), ("--headrank-all-heads",)],
+    [
+        ("--headrank-loss", "ranknet"),
+        ("--headrank-beta", "0"),
+        ("--headrank-gamma", "0", "--headrank-eta", "0"),
+        ("--headrank-all-heads",),
+    ],
     ids=["sft", "no-prox", "no-omega", "all-heads"],
 )
 def test_ablations_train(forge, toy, tmp_path, ablation):
@@ -321,7 +385,9 @@ def test_ablations_train(forge, toy, tmp_path, ablation):
         assert not (tmp_path / "reference_scores.jsonl").exists(), "nothing looks at the reference"
 
 
-def test_a_run_that_stops_early_has_the_rates_of_the_whole_and_keeps_the_checkpoints_that_were_named(forge, toy, alone, tmp_path):
+def test_a_run_that_stops_early_has_the_rates_of_the_whole_and_keeps_the_checkpoints_that_were_named(
+    forge, toy, alone, tmp_path
+):
     named = ("--headrank-keep-iters", "3", "--headrank-keep-checkpoints", "1", "--save-interval", "2")
     outcome = forge.run(flags(toy, tmp_path, "--headrank-stop-after", "6", *named), tmp_path / "log")
     assert outcome.codes == (0,), outcome.said

@@ -1,4 +1,6 @@
-"""Training steps in a world of one: the literal recipe's gradient, exact truncation, a bad step that leaves no trace."""
+"""Training steps in a world of one: the literal recipe's gradient, exact truncation, a bad step that leaves no
+trace.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,11 @@ def test_one_shared_truncated_forward_has_the_literal_recipes_gradient(toy, perm
     mine, theirs = gradients(ours.policy), gradients(literal)
     largest = max(float(gradient.abs().max()) for gradient in theirs.values())
     for name, gradient in mine.items():
-        other = theirs[name] if name in theirs else query_key_rows(theirs[name.replace("linear_qk.", "linear_qkv.")], ours.shape)
+        other = (
+            theirs[name]
+            if name in theirs
+            else query_key_rows(theirs[name.replace("linear_qk.", "linear_qkv.")], ours.shape)
+        )
         assert float((gradient - other).abs().max()) < SAME_GRADIENT * largest, name
 
 
@@ -121,7 +127,9 @@ def test_training_truncated_is_training_full_depth(toy):
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     truncated, full = weights
     for name, value in truncated.items():
-        other = full[name] if name in full else query_key_rows(full[name.replace("linear_qk.", "linear_qkv.")], job.shape)
+        other = (
+            full[name] if name in full else query_key_rows(full[name.replace("linear_qk.", "linear_qkv.")], job.shape)
+        )
         assert float((value - other).abs().max()) < SAME_WEIGHTS, name
     untouched = Job(toy, "--headrank-full-depth").policy
     for name, value in untouched.named_parameters():
@@ -132,7 +140,8 @@ def test_training_truncated_is_training_full_depth(toy):
 def test_the_saving_is_counted_right(toy):
     job, full = Job(toy), Job(toy, "--headrank-full-depth")
     assert count_parameters(job.shape, job.heads.l_max) == sum(p.numel() for p in job.policy.parameters())
-    assert count_parameters(job.shape) == sum(p.numel() for p in full.policy.parameters()) + job.shape.hidden  # + final norm
+    # + final norm
+    assert count_parameters(job.shape) == sum(p.numel() for p in full.policy.parameters()) + job.shape.hidden
 
 
 def test_micro_batches_do_not_change_the_step(toy):

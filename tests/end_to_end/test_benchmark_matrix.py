@@ -1,4 +1,6 @@
-"""`headrank benchmark run` for real: a tiny model, its own rerank processes, resumption, and the report made from the cells."""
+"""`headrank benchmark run` for real: a tiny model, its own rerank processes, resumption, and the report made from
+the cells.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,27 @@ def test_a_matrix_runs_resumes_and_becomes_tables(tmp_path: Path, monkeypatch: p
     model = make_tiny_model(tmp_path / "tiny-1M")
     make_collection(tmp_path / "toy", {"1": [0, 2, None, 1, 0, 0, 1, 0], "2": [1, 0, 3, 0, 0, 2, 0, 0]})
     make_heads((1, 2), (2, 5), model="tiny", num_layers=4, num_heads=8).save(tmp_path / "heads.json")
-    words = ["benchmark", "run", "--models", str(model), "--methods", "bm25", "headrank", "--heads", str(tmp_path / "heads.json")]
-    words += ["--benchmarks", str(tmp_path / "toy"), "--depths", "8", "--orders", "shuffled", "--output", str(tmp_path / "out")]
+    words = [
+        "benchmark",
+        "run",
+        "--models",
+        str(model),
+        "--methods",
+        "bm25",
+        "headrank",
+        "--heads",
+        str(tmp_path / "heads.json"),
+    ]
+    words += [
+        "--benchmarks",
+        str(tmp_path / "toy"),
+        "--depths",
+        "8",
+        "--orders",
+        "shuffled",
+        "--output",
+        str(tmp_path / "out"),
+    ]
     assert main(words) == 0
     cells = {cell.method: cell for cell in find_cells(tmp_path / "out")}
     facts = cells["headrank"].metrics

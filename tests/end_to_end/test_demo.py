@@ -16,7 +16,9 @@ Demo = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="module")
-def demo(tiny_model: Callable[[str], Path], embedded_collection: Path, tmp_path_factory: pytest.TempPathFactory) -> Demo:
+def demo(
+    tiny_model: Callable[[str], Path], embedded_collection: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Demo:
     folder = tmp_path_factory.mktemp("demo")
     for name, count in (("train", 4), ("heldout", 2)):
         lines = (embedded_collection / f"{name}.qids").read_text().splitlines(keepends=True)
@@ -33,7 +35,17 @@ def demo(tiny_model: Callable[[str], Path], embedded_collection: Path, tmp_path_
 
     def run(action: str, *flags: str, **more: object) -> subprocess.CompletedProcess[str]:
         settings = [f"{key}={value}" for key, value in {**changes, **more}.items()]
-        words = [sys.executable, "-m", "headrank", "experiment", action, "configs/demo.yaml", *flags, "--set", *settings]
+        words = [
+            sys.executable,
+            "-m",
+            "headrank",
+            "experiment",
+            action,
+            "configs/demo.yaml",
+            *flags,
+            "--set",
+            *settings,
+        ]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "150"}
         return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 

@@ -1,4 +1,6 @@
-"""The embedded model is right: it knows English, continues text, and its tokenizer keeps offsets. Skipped without it."""
+"""The embedded model is right: it knows English, continues text, and its tokenizer keeps offsets. Skipped without
+it.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,14 @@ from headrank.reranking import embedded_model as embedded
 pytestmark = pytest.mark.embedded
 
 PARAGRAPH = (
-    "The Great Barrier Reef is the world's largest coral reef system. It stretches for over 2,300 kilometres along the coast of "
-    "Queensland, Australia, and is home to thousands of species of fish, corals and other animals. Rising sea temperatures cause "
+    "The Great Barrier Reef is the world's largest coral reef system. It stretches for over 2,300 kilometres along "
+    "the coast of "
+    "Queensland, Australia, and is home to thousands of species of fish, corals and other animals. Rising sea "
+    "temperatures cause "
     "corals to expel the algae that live in their tissues, a process known as bleaching."
 )
-# Measured once: 1.496 nats a token. A swapped pair of matrices or a wrong rotary base gives more than 3, an untrained model 10.8.
+# Measured once: 1.496 nats a token. A swapped pair of matrices or a wrong rotary base gives more than 3, an untrained
+# model 10.8.
 EXPECTED_LOSS, LOSS_TOLERANCE = 1.496, 0.02
 
 
@@ -68,7 +73,13 @@ def test_the_tokenizer_splits_digits_and_its_offsets_join(loaded: tuple[Any, Any
 def test_its_shape_is_the_published_one(loaded: tuple[Any, Any]) -> None:
     _, model = loaded
     config = model.config
-    shape = (config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.vocab_size)
+    shape = (
+        config.num_hidden_layers,
+        config.hidden_size,
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        config.vocab_size,
+    )
     assert shape == (30, 576, 9, 3, 49152)
     assert config.tie_word_embeddings and config.rope_parameters["rope_theta"] == 100000.0
 
@@ -79,9 +90,21 @@ def test_two_real_conversions_at_once_give_the_cached_model(embedded_model: Path
         pytest.skip(f"{wheel} is not in the cache")
     (tmp_path / "wheels").mkdir()
     os.symlink(wheel, tmp_path / "wheels" / wheel.name)
-    command = [sys.executable, "-c", "from headrank.reranking.embedded_model import embedded_model_directory as f; print(f())"]
-    environment = {**os.environ, "HEADRANK_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for _ in range(2)]
+    command = [
+        sys.executable,
+        "-c",
+        "from headrank.reranking.embedded_model import embedded_model_directory as f; print(f())",
+    ]
+    environment = {
+        **os.environ,
+        "HEADRANK_CACHE": str(tmp_path),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    running = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        for _ in range(2)
+    ]
     printed = {process.communicate(timeout=500)[0].strip() for process in running}
     made = tmp_path / "models" / embedded.MODEL_NAME
     assert printed == {str(made)}

@@ -1,4 +1,6 @@
-"""The page at / in a real headless browser, on a real server with a tiny real model: it ranks, shades, picks, and stays silent."""
+"""The page at / in a real headless browser, on a real server with a tiny real model: it ranks, shades, picks, and
+stays silent.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ import pytest
 from tests.browser import Browser, chromium_or_skip
 from tests.serving_client import DOCUMENTS, PATIENCE, QUERY, Running, late_heads, running_server, tiny_settings
 
-HOSTILE = ['<img src=x onerror="document.title=1"> it\'s a flea', "</script><script>document.title = 2</script> $(id) `id` \\ floor"]
+HOSTILE = [
+    '<img src=x onerror="document.title=1"> it\'s a flea',
+    "</script><script>document.title = 2</script> $(id) `id` \\ floor",
+]
 KEY = "correct-horse-battery"
 
 
@@ -85,10 +90,16 @@ def test_pasted_passages_are_ranked_as_the_api_ranks_them_and_shaded(page: Brows
     assert [int(row.split(" ")[0]) - 1 for row in rows(page)] == [result["index"] for result in results]
     for row, result in zip(rows(page), results, strict=True):
         assert float(row.rpartition("score ")[2]) == pytest.approx(result["relevance_score"], rel=1e-3)
-    shaded = page.value("[...document.querySelectorAll('.passage i')].filter((e) => e.style.getPropertyValue('--a') > 0).length")
+    shaded = page.value(
+        "[...document.querySelectorAll('.passage i')].filter((e) => e.style.getPropertyValue('--a') > 0).length"
+    )
     assert shaded >= 3
     assert "x-total-time" in served.ask("/v2/rerank", {"query": QUERY, "documents": DOCUMENTS}).headers
-    assert "round trip" in text(page, "#timing") and "model" in text(page, "#timing") and "tokens read" in text(page, "#timing")
+    assert (
+        "round trip" in text(page, "#timing")
+        and "model" in text(page, "#timing")
+        and "tokens read" in text(page, "#timing")
+    )
     assert page.errors == [] and all(url.startswith(served.url) for url in page.requests)
 
 
@@ -96,8 +107,13 @@ def test_each_head_and_each_query_word_can_be_looked_at(page: Browser) -> None:
     rank(page, QUERY, "\n\n".join(DOCUMENTS))
     assert page.value("document.querySelectorAll('#part option').length") > 30, "all, layers and 32 heads"
     before = page.value("[...document.querySelectorAll('.passage i')].map((e) => e.style.getPropertyValue('--a'))")
-    page.value("(() => { const e = document.getElementById('part'); e.value = 'part:5'; e.dispatchEvent(new Event('change')); })()")
-    assert page.value("[...document.querySelectorAll('.passage i')].map((e) => e.style.getPropertyValue('--a'))") != before
+    page.value(
+        "(() => { const e = document.getElementById('part'); e.value = 'part:5'; e.dispatchEvent(new "
+        "Event('change')); })()"
+    )
+    assert (
+        page.value("[...document.querySelectorAll('.passage i')].map((e) => e.style.getPropertyValue('--a'))") != before
+    )
     assert "flea" in text(page, "#query-word")
 
 
@@ -105,7 +121,9 @@ def test_the_curl_line_does_what_the_page_did(page: Browser, served: Running) ->
     rank(page, 'it\'s a "flea" $HOME `id`?', "\n\n".join([*HOSTILE, DOCUMENTS[0]]))
     command = shlex.split(text(page, "#curl"))
     assert command[0] == "curl" and json.loads(command[-1])["query"] == 'it\'s a "flea" $HOME `id`?'
-    done = subprocess.run(["bash", "-c", text(page, "#curl") + " -s"], capture_output=True, check=True, timeout=PATIENCE)
+    done = subprocess.run(
+        ["bash", "-c", text(page, "#curl") + " -s"], capture_output=True, check=True, timeout=PATIENCE
+    )
     indices = [result["index"] for result in json.loads(done.stdout)["results"]]
     assert indices == [int(row.split(" ")[0]) - 1 for row in rows(page)]
 
@@ -115,7 +133,10 @@ def test_hostile_text_stays_text(page: Browser) -> None:
     lines = [json.dumps({"text": passage, "title": "<b>t</b>", "id": "<i>d</i>", "grade": 1}) for passage in HOSTILE]
     rank(page, "<script>document.title = 3</script> flea", "\n".join(lines))
     assert page.value("document.title") == title
-    assert page.value("document.querySelectorAll('#view script:not([type]), #view img, #view b:not(.legend b)').length") == 0
+    assert (
+        page.value("document.querySelectorAll('#view script:not([type]), #view img, #view b:not(.legend b)').length")
+        == 0
+    )
     shown = page.value("[...document.querySelectorAll('.passage')].map((e) => e.textContent).join()")
     assert all(passage in shown for passage in HOSTILE) and "<b>t</b>" in shown
     assert "<i>d</i>" in "".join(rows(page)) and page.errors == []
@@ -123,9 +144,15 @@ def test_hostile_text_stays_text(page: Browser) -> None:
 
 def test_a_query_of_a_collection_brings_its_passages_and_grades(page: Browser) -> None:
     wait_for(page, "document.querySelectorAll('#offered option').length > 10")
-    page.value("(() => { const e = document.getElementById('contains'); e.value = 'fever'; e.dispatchEvent(new Event('input')); })()")
+    page.value(
+        "(() => { const e = document.getElementById('contains'); e.value = 'fever'; e.dispatchEvent(new "
+        "Event('input')); })()"
+    )
     wait_for(page, "document.querySelectorAll('#offered option').length === 2")
-    page.value("(() => { const e = document.getElementById('offered'); e.selectedIndex = 1; e.dispatchEvent(new Event('change')); })()")
+    page.value(
+        "(() => { const e = document.getElementById('offered'); e.selectedIndex = 1; e.dispatchEvent(new "
+        "Event('change')); })()"
+    )
     wait_for(page, "document.getElementById('documents').value !== ''")
     assert page.value("document.getElementById('query').value") == "how does a fever help the body fight infection"
     page.click("#rank")
@@ -137,7 +164,9 @@ def test_a_query_of_a_collection_brings_its_passages_and_grades(page: Browser) -
 def test_the_keyboard_does_everything(page: Browser) -> None:
     fill(page, QUERY, "\n".join(DOCUMENTS))
     page.value("document.getElementById('documents').focus()")
-    page.send("Input.dispatchKeyEvent", type="keyDown", key="Enter", code="Enter", windowsVirtualKeyCode=13, modifiers=2)
+    page.send(
+        "Input.dispatchKeyEvent", type="keyDown", key="Enter", code="Enter", windowsVirtualKeyCode=13, modifiers=2
+    )
     wait_for(page, "document.getElementById('status').textContent.endsWith('ranked.')")
     page.value("document.querySelector('.passage').focus()")
     page.press("ArrowRight")
@@ -181,7 +210,9 @@ def test_what_cannot_be_ranked_is_said_in_words(page: Browser, query: str, passa
     assert words in text(page, "#problem") and page.value("document.getElementById('result').hidden") is True
 
 
-def test_a_server_with_keys_asks_for_one_and_hides_it_from_the_curl_line(browser: Browser, served: Running, tmp_path: Path) -> None:
+def test_a_server_with_keys_asks_for_one_and_hides_it_from_the_curl_line(
+    browser: Browser, served: Running, tmp_path: Path
+) -> None:
     path = tmp_path / "keys"
     path.write_text(KEY)
     path.chmod(0o600)
@@ -191,7 +222,10 @@ def test_a_server_with_keys_asks_for_one_and_hides_it_from_the_curl_line(browser
         open_page(browser, closed)
         wait_for(browser, "!document.getElementById('key').hidden")
         assert "an API key is needed" in text(browser, "#problem")
-        browser.value(f"(() => {{ const e = document.getElementById('key'); e.value = '{KEY}'; e.dispatchEvent(new Event('change')); }})()")
+        browser.value(
+            f"(() => {{ const e = document.getElementById('key'); e.value = '{KEY}'; e.dispatchEvent(new "
+            f"Event('change')); }})()"
+        )
         wait_for(browser, "document.getElementById('model').textContent.includes('heads')")
         rank(browser, QUERY, "\n\n".join(DOCUMENTS))
         assert "$HEADRANK_API_KEY" in text(browser, "#curl") and KEY not in browser.value("document.body.outerHTML")

@@ -37,7 +37,19 @@ def api_base(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) ->
         port = probe.getsockname()[1]
     log = tmp_path_factory.mktemp("log") / "server.log"
     program = "from transformers.cli.transformers import main; main()"
-    command = [sys.executable, "-c", program, "serve", str(model_directory), "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
+    command = [
+        sys.executable,
+        "-c",
+        program,
+        "serve",
+        str(model_directory),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--device",
+        "cpu",
+    ]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     with open(log, "w") as stream:
         server = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
@@ -67,15 +79,22 @@ def _wait_until_healthy(url: str, server: subprocess.Popen, log: Path) -> None:
 
 
 def test_the_server_writes_what_the_local_model_writes(api_base: str, model_directory: Path) -> None:
-    prompts = [ranking_messages(query, ["a flea", "the floor", "rosin"]) for query in ("how long does a flea live", "cost of a floor")]
+    prompts = [
+        ranking_messages(query, ["a flea", "the floor", "rosin"])
+        for query in ("how long does a flea live", "cost of a floor")
+    ]
     local = LocalGenerator.load(model_directory, batch_size=1, max_new_tokens=16).generate(prompts, num_identifiers=3)
-    served = EndpointGenerator(api_base, str(model_directory), concurrency=2, max_new_tokens=16).generate(prompts, num_identifiers=3)
+    served = EndpointGenerator(api_base, str(model_directory), concurrency=2, max_new_tokens=16).generate(
+        prompts, num_identifiers=3
+    )
     assert [answer.text for answer in served] == [answer.text for answer in local]
     assert all(answer.num_tokens > 16 for answer in served)
 
 
 def test_lists_are_ranked_completely_through_the_server(api_base: str, model_directory: Path) -> None:
-    ranker = build_ranker("rankgpt", model_directory, api_base=api_base, window=4, stride=2, max_new_tokens=16, device="cpu")
+    ranker = build_ranker(
+        "rankgpt", model_directory, api_base=api_base, window=4, stride=2, max_new_tokens=16, device="cpu"
+    )
     lists = [("flea", ["a flea", "the floor", "rosin", "a bow", "a host"]), ("floor", ["a flea", "the floor"])]
     results = ranker.score_batch(lists)
     assert [sorted(result.scores) for result in results] == [[1, 2, 3, 4, 5], [1, 2]]

@@ -1,4 +1,5 @@
-"""Every endpoint against requests made from its own OpenAPI description: never a 500, and no answer that the description lacks.
+"""Every endpoint against requests made from its own OpenAPI description: never a 500, and no answer that the
+description lacks.
 
 A few examples of each here; `make fuzz` tries several hundred.
 """
@@ -15,22 +16,34 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.serving_client import PATIENCE, Running, late_heads, running_server, tiny_settings
 
-schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed (it comes with the extra 'dev')")
+schemathesis = pytest.importorskip(
+    "schemathesis", reason="schemathesis is not installed (it comes with the extra 'dev')"
+)
 from schemathesis.checks import not_a_server_error  # noqa: E402
-from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance, status_code_conformance  # noqa: E402
+from schemathesis.specs.openapi.checks import (  # noqa: E402
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 
 EXAMPLES = int(os.environ.get("HEADRANK_FUZZ_EXAMPLES", "4"))
 
 
 @pytest.fixture(scope="module")
-def served(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, embedded_collection: Path) -> Iterator[Running]:
+def served(
+    tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, embedded_collection: Path
+) -> Iterator[Running]:
     heads = late_heads(tmp_path_factory.mktemp("heads"))
-    with running_server(tiny_settings(tiny_model("qwen3"), heads=heads, collections=(str(embedded_collection),))) as running:
+    with running_server(
+        tiny_settings(tiny_model("qwen3"), heads=heads, collections=(str(embedded_collection),))
+    ) as running:
         yield running
 
 
 def cases(served: Running, mode: schemathesis.GenerationMode) -> Iterator[tuple[str, Any]]:
-    """Each endpoint's name and the strategy of its requests. Not through the package's pytest plugin, which pytest 9 breaks."""
+    """Each endpoint's name and the strategy of its requests. Not through the package's pytest plugin, which pytest 9
+    breaks.
+    """
     schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
     for found in schema.get_all_operations():
         operation = found.ok()

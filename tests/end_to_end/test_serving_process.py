@@ -32,9 +32,16 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> str:
     return late_heads(tmp_path_factory.mktemp("heads"), room=128)
 
 
-def test_a_small_load_without_a_store_is_answered_in_full_and_to_the_bit(model: str, heads: str, embedded_collection: Path) -> None:
+def test_a_small_load_without_a_store_is_answered_in_full_and_to_the_bit(
+    model: str, heads: str, embedded_collection: Path
+) -> None:
     arguments = ["--model", model, "--heads", heads, "--collection", str(embedded_collection), "--without-store-only"]
-    assert serving_load.main([*arguments, "--requests", "48", "--lists", "12", "--passages", "6", "--concurrency", "1", "8"]) == 0
+    assert (
+        serving_load.main(
+            [*arguments, "--requests", "48", "--lists", "12", "--passages", "6", "--concurrency", "1", "8"]
+        )
+        == 0
+    )
 
 
 def test_a_wrong_answer_a_lost_one_and_growing_memory_are_noticed() -> None:
@@ -47,13 +54,15 @@ def test_a_wrong_answer_a_lost_one_and_growing_memory_are_noticed() -> None:
     assert outcome.wrong == 1 and not outcome.is_good(0.0)
     assert not serving_load.Outcome(False, 1, requests=2, answered=1).is_good(0.0)
     flat, growing = [100] * 8, [100] * 6 + [110, 110]
-    assert serving_load.Outcome(False, 1, 0, memory=flat).is_good(0.03) and not serving_load.Outcome(False, 1, 0, memory=growing).is_good(
-        0.03
-    )
+    assert serving_load.Outcome(False, 1, 0, memory=flat).is_good(0.03) and not serving_load.Outcome(
+        False, 1, 0, memory=growing
+    ).is_good(0.03)
 
 
 class Clients:
-    """Threads that ask all the time, whatever happens to the server, and keep every answer that is not the expected one."""
+    """Threads that ask all the time, whatever happens to the server, and keep every answer that is not the expected
+    one.
+    """
 
     def __init__(self, server: ServerProcess, pool: list[serving_load.Listed]) -> None:
         self.server, self.pool, self.wrong, self.right, self.gone = server, pool, [], 0, 0
@@ -123,7 +132,9 @@ def store_with_the_first_lists(folder: Path, model: str, heads: str, lists: list
     """A store that holds some of the passages, and the scores of all lists by a copy of it that has them all."""
     reranker = HeadRankReranker.from_pretrained(model, heads)
     assert isinstance(reranker, LateReranker)
-    passages = list(dict.fromkeys((document["title"], document["text"]) for _, documents in lists[:4] for document in documents))
+    passages = list(
+        dict.fromkeys((document["title"], document["text"]) for _, documents in lists[:4] for document in documents)
+    )
     index_corpus(folder / "store", reranker.late, lambda: iter(passages), IndexSettings("int8"))
     shutil.copytree(folder / "store", folder / "copy")
     filled = HeadRankReranker.from_pretrained(model, heads, store=folder / "copy", store_add=True)

@@ -1,4 +1,6 @@
-"""A study for real: a tiny model from a collection folder to a reranker, two data-parallel ranks under torchrun, two seeds, a report."""
+"""A study for real: a tiny model from a collection folder to a reranker, two data-parallel ranks under torchrun, two
+seeds, a report.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,16 @@ def test_from_a_collection_to_a_reranker_and_nothing_twice(tmp_path: Path) -> No
         },
         "pairs": {"depth": 8},
         "heads": {"depth": 8, "top_k": 3, "permutations": 1, "picture": False},
-        "training": {"processes": 2, "global_batch_size": 2, "pairs_per_context": 4, "permutations": 1, "eval_interval": 2},
-        "benchmarks": {"toy": {"collection": str(collection), "queries": str(collection / "heldout.qids"), "depths": [8]}},
+        "training": {
+            "processes": 2,
+            "global_batch_size": 2,
+            "pairs_per_context": 4,
+            "permutations": 1,
+            "eval_interval": 2,
+        },
+        "benchmarks": {
+            "toy": {"collection": str(collection), "queries": str(collection / "heldout.qids"), "depths": [8]}
+        },
         "measure": {
             "rows": [
                 {"method": "bm25"},
@@ -62,7 +72,9 @@ def test_from_a_collection_to_a_reranker_and_nothing_twice(tmp_path: Path) -> No
 
     from headrank.reranking.reranker import HeadRankReranker
 
-    ranked = HeadRankReranker.from_pretrained(output / "model").rank("warm host", ["a flea needs a warm host", "concrete floor", "violin"])
+    ranked = HeadRankReranker.from_pretrained(output / "model").rank(
+        "warm host", ["a flea needs a warm host", "concrete floor", "violin"]
+    )
     assert len(list(ranked)) == 3
     again = run_study(file)
     assert again.count("done before") == again.count("[") and "started" not in again

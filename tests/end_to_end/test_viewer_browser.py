@@ -42,7 +42,8 @@ def order(browser: Browser) -> list[str]:
 
 def shading(browser: Browser, word: str) -> str:
     return browser.value(
-        f"getComputedStyle([...document.querySelectorAll('.passage i')].find(e => e.textContent === '{word}')).backgroundColor"
+        "getComputedStyle([...document.querySelectorAll('.passage i')].find(e => e.textContent === "
+        f"'{word}')).backgroundColor"
     )
 
 
@@ -66,7 +67,9 @@ def test_it_renders_without_a_word_on_the_console_and_without_the_network(opened
     assert opened.value("document.title") == "HeadRank: who was <b>lost</b> at sea & why"
     assert opened.value("document.querySelector('h1').textContent") == "who was <b>lost</b> at sea & why"
     assert opened.value("document.querySelectorAll('.passage script').length") == 0
-    assert '<script>document.title = "hacked"</script>' in opened.value("document.querySelectorAll('.passage')[1].textContent")
+    assert '<script>document.title = "hacked"</script>' in opened.value(
+        "document.querySelectorAll('.passage')[1].textContent"
+    )
     assert opened.errors == []
     assert [url for url in opened.requests if not url.startswith("file:")] == []
 
@@ -123,7 +126,10 @@ def test_the_keyboard_reaches_every_word_and_passage(opened: Browser) -> None:
         opened.press("ArrowRight")
     assert opened.value("document.querySelector('.current').textContent") == "was"
     opened.press("End")
-    assert opened.value("document.getElementById('readout').textContent") == "January: 0.600 (60 of 100) · all 3 heads, summed"
+    assert (
+        opened.value("document.getElementById('readout').textContent")
+        == "January: 0.600 (60 of 100) · all 3 heads, summed"
+    )
     opened.press("ArrowDown")
     assert opened.value("document.activeElement.closest('tr').dataset.rank") == "2"
     opened.press("ArrowUp")
@@ -136,7 +142,11 @@ def test_tab_reaches_the_controls_first(opened: Browser) -> None:
     visited = []
     for _ in range(7):
         opened.press("Tab")
-        visited.append(opened.value("document.activeElement.id || document.activeElement.className || document.activeElement.tagName"))
+        visited.append(
+            opened.value(
+                "document.activeElement.id || document.activeElement.className || document.activeElement.tagName"
+            )
+        )
     assert visited[:6] == ["skip", "part", "scale", "sort", "short", "theme"]
 
 
@@ -178,7 +188,11 @@ def test_the_report_page_renders_in_both_themes_without_a_word_on_the_console(br
     row = Row("m<1>", "HeadRank", {("dl19", "nDCG@10"): Value(51.1)})
     report = Page("A report & <more>")
     picture = save_picture(tmp_path / "figure.png")
-    blocks = [Paragraph("It is <better>.", is_lead=True), Grid("Costs", ("Method", "Seconds"), (("ICR", "1.2"),)), picture]
+    blocks = [
+        Paragraph("It is <better>.", is_lead=True),
+        Grid("Costs", ("Method", "Seconds"), (("ICR", "1.2"),)),
+        picture,
+    ]
     report.add("Did it get better?", [*blocks, Table("t", "Ours", (Column("dl19", "nDCG@10", "DL19"),), (row,)).grid()])
     report.write(tmp_path)
     browser.errors.clear()

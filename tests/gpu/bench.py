@@ -61,7 +61,9 @@ class Trained:
 
 @dataclass(frozen=True)
 class Bench:
-    """One machine and the jobs that fit it. ``model`` and ``lists`` are of the smallest size, short lists, for comparing numbers."""
+    """One machine and the jobs that fit it. ``model`` and ``lists`` are of the smallest size, short lists, for
+    comparing numbers.
+    """
 
     place: Path
     start: START
@@ -73,7 +75,9 @@ class Bench:
     has_gpu: bool
     steps: int = 4  # of a run, an even number
 
-    def train(self, name: str, *flags: str, ranks: int, save: Path | None = None, iterations: int | None = None) -> Trained:
+    def train(
+        self, name: str, *flags: str, ranks: int, save: Path | None = None, iterations: int | None = None
+    ) -> Trained:
         """A run of its own folder, or going on in ``save``."""
         save = save or self.place / name
         log = self.place / f"{name}.log"
@@ -126,4 +130,6 @@ def run(command: Sequence[str], log: Path, variables: Mapping[str, str]) -> int:
     with open(log, "ab") as output:
         output.write(f"{shlex.join(map(str, command))}\n".encode())
         output.flush()
-        return subprocess.run(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
+        return subprocess.run(
+            command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, check=False
+        ).returncode

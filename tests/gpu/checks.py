@@ -1,4 +1,6 @@
-"""The acceptance list: what must hold on a node before anyone trains on it. Each check writes its numbers before it judges them."""
+"""The acceptance list: what must hold on a node before anyone trains on it. Each check writes its numbers before it
+judges them.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,10 @@ def bf16_is_the_same_at_every_size(bench: Bench, facts: Facts) -> None:
     """With each kind of layers."""
     for engine in bench.engines:
         flags = ("--bf16", "--use-distributed-optimizer", "--transformer-impl", engine)
-        runs = {size: bench.train(f"bf16-{engine}-tp{size}", *flags, *bench.split(size), ranks=bench.sizes[-1]) for size in bench.sizes}
+        runs = {
+            size: bench.train(f"bf16-{engine}-tp{size}", *flags, *bench.split(size), ranks=bench.sizes[-1])
+            for size in bench.sizes
+        }
         facts[engine] = {str(size): found.losses for size, found in runs.items()}
         same(facts[engine], SAME_BF16)
 
@@ -61,7 +66,10 @@ def sequence_parallelism_changes_memory_only(bench: Bench, facts: Facts) -> None
         flags = ("--bf16", "--use-distributed-optimizer", "--transformer-impl", engine, *bench.split(size))
         off = bench.train(f"whole-{engine}", *flags, ranks=size)
         on = bench.train(f"sequence-{engine}", *flags, "--sequence-parallel", ranks=size)
-        facts[engine] = {"losses": {"off": off.losses, "on": on.losses}, "peak": {"off": off.peak_bytes, "on": on.peak_bytes}}
+        facts[engine] = {
+            "losses": {"off": off.losses, "on": on.losses},
+            "peak": {"off": off.peak_bytes, "on": on.peak_bytes},
+        }
         same(facts[engine]["losses"], SAME_BF16)
 
 
@@ -83,9 +91,17 @@ def recomputation_changes_memory_only(bench: Bench, facts: Facts) -> None:
 
 
 def resumed_runs_go_on(bench: Bench, facts: Facts) -> None:
-    """Stopped after two steps and started again, at the same size and at another, with the optimizer that the machine has."""
+    """Stopped after two steps and started again, at the same size and at another, with the optimizer that the
+    machine has.
+    """
     largest = bench.split(bench.sizes[-1])
-    flags = ("--bf16", "--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather", "--deterministic-mode")
+    flags = (
+        "--bf16",
+        "--use-distributed-optimizer",
+        "--overlap-grad-reduce",
+        "--overlap-param-gather",
+        "--deterministic-mode",
+    )
     whole = bench.train("whole", *flags, *largest, ranks=bench.sizes[-1])
     facts["whole"] = whole.losses
     stopped = bench.train("stopped", *flags, *largest, "--exit-interval", str(bench.steps // 2), ranks=bench.sizes[-1])
@@ -98,10 +114,19 @@ def resumed_runs_go_on(bench: Bench, facts: Facts) -> None:
     same({"whole": whole.losses, "other size": facts["tensor parallelism 1"]}, SAME_BF16)
 
 
-def memory_is_what_the_planner_says(bench: Bench, facts: Facts, *, model: Path, name: str, lists: Path, documents: int) -> None:
+def memory_is_what_the_planner_says(
+    bench: Bench, facts: Facts, *, model: Path, name: str, lists: Path, documents: int
+) -> None:
     """One step over lists of a hundred documents, against 'headrank plan' for contexts of the same length."""
     size = bench.sizes[-1]
-    flags = ("--bf16", "--use-distributed-optimizer", "--headrank-model", str(model), "--headrank-heads", str(model / "heads.json"))
+    flags = (
+        "--bf16",
+        "--use-distributed-optimizer",
+        "--headrank-model",
+        str(model),
+        "--headrank-heads",
+        str(model / "heads.json"),
+    )
     found = bench.train(
         f"memory-{name}",
         *(*flags, "--train-data-path", str(lists), *bench.split(size), "--global-batch-size", "1"),
@@ -115,7 +140,9 @@ def memory_is_what_the_planner_says(bench: Bench, facts: Facts, *, model: Path, 
         assert PLANNED[0] < facts["ratio"] < PLANNED[1], facts
 
 
-def launcher_trains(bench: Bench, facts: Facts, *, launcher: str, model: Path, lists: Path, processes: int, size: int) -> None:
+def launcher_trains(
+    bench: Bench, facts: Facts, *, launcher: str, model: Path, lists: Path, processes: int, size: int
+) -> None:
     """Ten steps of a launcher, as a user starts it, on random weights."""
     save, log = bench.place / launcher, bench.place / f"{launcher}.log"
     command = [str(ROOT / "launch" / f"{launcher}.sh"), str(model), str(model / "heads.json"), str(lists), str(save)]
@@ -125,10 +152,19 @@ def launcher_trains(bench: Bench, facts: Facts, *, launcher: str, model: Path, l
     facts["command"] = log.read_text().splitlines()[-1]
     words = shlex.split(facts["command"])
     script = next(index for index, word in enumerate(words) if word.endswith("pretrain_headrank.py"))
-    code = bench.start(words[script + 1 :], processes, log) if not bench.has_gpu else run(command, log, {**variables, "DRY_RUN": "0"})
+    code = (
+        bench.start(words[script + 1 :], processes, log)
+        if not bench.has_gpu
+        else run(command, log, {**variables, "DRY_RUN": "0"})
+    )
     assert code == 0, log.read_text(errors="replace")[-6000:]
     found = trained(save)
-    facts |= {"losses": found.losses, "step seconds": found.step_seconds, "tokens a step": found.tokens, "memory": found.memory}
+    facts |= {
+        "losses": found.losses,
+        "step seconds": found.step_seconds,
+        "tokens a step": found.tokens,
+        "memory": found.memory,
+    }
     assert len(found.losses) == LAUNCHED_STEPS and all(map(math.isfinite, found.losses)), found.losses
     assert (save / "training_complete.json").is_file()
 
@@ -144,7 +180,9 @@ def same(runs: dict[str, list[float]], tolerance: float) -> None:
 
 
 def error(found: dict[str, np.ndarray], exact: dict[str, np.ndarray]) -> float:
-    """Root mean square difference over the spread of the exact scores within their lists, of the lists that were found."""
+    """Root mean square difference over the spread of the exact scores within their lists, of the lists that were
+    found.
+    """
     assert found and found.keys() <= exact.keys()
     differences = np.concatenate([scores - exact[name] for name, scores in found.items()])
     spread = np.concatenate([exact[name] - exact[name].mean() for name in found])
@@ -158,18 +196,39 @@ def hugging_face_scores(bench: Bench, dtype: str) -> dict[str, np.ndarray]:
     device = "cuda" if bench.has_gpu else "cpu"
     reranker = HeadRankReranker.from_pretrained(str(bench.model), heads=str(bench.heads), device=device, dtype=dtype)
     rows = map(json.loads, (bench.lists / "contexts.jsonl").read_text().splitlines())
-    return {row["context_id"]: np.asarray(reranker.score(row["query"], [doc["text"] for doc in row["documents"]])) for row in rows}
+    return {
+        row["context_id"]: np.asarray(reranker.score(row["query"], [doc["text"] for doc in row["documents"]]))
+        for row in rows
+    }
 
 
 def planned(name: str, size: int, documents: int, tokens: int) -> dict[str, Any]:
     """What the planner says of one context of this many tokens."""
     around = OPENING_TOKENS + QUERY_TOKENS + CALIBRATION_TOKENS
     length = max(1, round((tokens - around) / documents) - LABEL_TOKENS)
-    command = ["headrank", "plan", "--model", name, "--tensor-model-parallel-size", str(size), "--gpus-per-node", str(size), "--json"]
+    command = [
+        "headrank",
+        "plan",
+        "--model",
+        name,
+        "--tensor-model-parallel-size",
+        str(size),
+        "--gpus-per-node",
+        str(size),
+        "--json",
+    ]
     command += ["--global-batch-size", "1", "--context-documents", str(documents), "--document-tokens", str(length)]
     command += ["--recipe", "ours", "--no-limits", "--pairs-per-context", "4"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     plan: dict[str, Any] = json.loads(done.stdout)["plans"][0]
-    names = ("sequence_tokens", "peak_bytes", "parameter_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes", "serial_seconds")
+    names = (
+        "sequence_tokens",
+        "peak_bytes",
+        "parameter_bytes",
+        "gradient_bytes",
+        "optimizer_bytes",
+        "activation_bytes",
+        "serial_seconds",
+    )
     return {name: plan[name] for name in names}

@@ -1,4 +1,6 @@
-"""Models of the true sizes with random weights, written as Hugging Face directories: speed and memory do not ask what a weight is."""
+"""Models of the true sizes with random weights, written as Hugging Face directories: speed and memory do not ask
+what a weight is.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The one file that a node sends back: the machine, and what every check found. Written anew after each, so a crash loses nothing."""
+"""The one file that a node sends back: the machine, and what every check found. Written anew after each, so a crash
+loses nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the first owner of a node runs: make test-gpu. One report file (gpu-report.json) says what every check found; send it back.
+"""What the first owner of a node runs: make test-gpu. One report file (gpu-report.json) says what every check found;
+send it back.
 
 The logic of the checks is tested without a GPU in tests/distributed/test_gpu_acceptance.py.
 """
@@ -61,7 +62,9 @@ def bench(models, tmp_path_factory) -> Bench:
     sizes = [size for size in (1, 4, 8) if size in sizes_of(SMALLEST)]
     engines = ("local", "transformer_engine") if has_transformer_engine() else ("local",)
     model = models(SMALLEST)
-    return Bench(place, start_with_torchrun, tuple(sizes), engines, model, model / "heads.json", place / "lists", has_gpu=True)
+    return Bench(
+        place, start_with_torchrun, tuple(sizes), engines, model, model / "heads.json", place / "lists", has_gpu=True
+    )
 
 
 @pytest.fixture(scope="session")
@@ -85,7 +88,9 @@ def test_numbers(check, bench: Bench, report: Report) -> None:
 
 def test_memory_is_what_the_planner_says(bench: Bench, report: Report, models, long_lists: Path) -> None:
     with report.check("memory_is_what_the_planner_says") as facts:
-        checks.memory_is_what_the_planner_says(bench, facts, model=models(LARGEST), name=LARGEST, lists=long_lists, documents=100)
+        checks.memory_is_what_the_planner_says(
+            bench, facts, model=models(LARGEST), name=LARGEST, lists=long_lists, documents=100
+        )
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -94,4 +99,6 @@ def test_launchers(launcher: str, bench: Bench, report: Report, models, long_lis
     size = max(size for size in sizes_of(name) if size <= PAPER_TP[name])
     processes = torch.cuda.device_count() // size * size
     with report.check(launcher) as facts:
-        checks.launcher_trains(bench, facts, launcher=launcher, model=models(name), lists=long_lists, processes=processes, size=size)
+        checks.launcher_trains(
+            bench, facts, launcher=launcher, model=models(name), lists=long_lists, processes=processes, size=size
+        )

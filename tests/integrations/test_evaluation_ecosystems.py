@@ -1,4 +1,6 @@
-"""MTEB, BEIR, PyTerrier, ranx and rank_llm, each with the real package: lists stay whole, the scores are HeadRankReranker's own."""
+"""MTEB, BEIR, PyTerrier, ranx and rank_llm, each with the real package: lists stay whole, the scores are
+HeadRankReranker's own.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def asked(reranker: HeadRankReranker, monkeypatch: pytest.MonkeyPatch) -> list[t
 def expected(reranker: HeadRankReranker, query_id: str, depth: int | None = None) -> dict[str, float]:
     """The scores of a query's candidates, best first."""
     ids = list(RUN[query_id])[:depth]
-    scores = dict(zip(ids, map(float, reranker.score(QUERIES[query_id], [CORPUS[doc_id] for doc_id in ids])), strict=True))
+    scores = dict(
+        zip(ids, map(float, reranker.score(QUERIES[query_id], [CORPUS[doc_id] for doc_id in ids])), strict=True)
+    )
     return dict(sorted(scores.items(), key=lambda item: -item[1]))
 
 
@@ -69,21 +73,29 @@ class TestMteb:
             (tmp_path / name).symlink_to(embedded_collection / name)
         return Collection.open(str(tmp_path))
 
-    def test_a_task_of_a_collection_is_scored_as_our_own_measure_scores_it(self, reranker, asked, collection, tmp_path) -> None:
+    def test_a_task_of_a_collection_is_scored_as_our_own_measure_scores_it(
+        self, reranker, asked, collection, tmp_path
+    ) -> None:
         mteb = pytest.importorskip("mteb", reason=REASON)
         from headrank.integrations.mteb import HeadRankSearch, reranking_task
 
         task = reranking_task(tmp_path, name="ToyReranking", depth=6)
-        result = mteb.evaluate(HeadRankSearch(reranker, name="org/model"), task, cache=None, co2_tracker=False, show_progress_bar=False)
+        result = mteb.evaluate(
+            HeadRankSearch(reranker, name="org/model"), task, cache=None, co2_tracker=False, show_progress_bar=False
+        )
         run, queries, qrels = collection.run(), collection.queries(), collection.qrels()
         assert asked == [(text, min(6, len(run[name]))) for name, text in queries.items()], "every list once and whole"
         texts = collection.documents({row.doc_id for name in queries for row in run[name]})
         ours = {}
         for name in queries:
             ids = [row.doc_id for row in run[name][:6]]
-            scores = reranker.score(queries[name], [{"title": texts[one].title, "text": texts[one].text} for one in ids])
+            scores = reranker.score(
+                queries[name], [{"title": texts[one].title, "text": texts[one].text} for one in ids]
+            )
             ranked = sorted(zip(ids, scores, strict=True), key=lambda item: -item[1])
-            ours[name] = [Candidate(doc_id, place, float(score)) for place, (doc_id, score) in enumerate(ranked, start=1)]
+            ours[name] = [
+                Candidate(doc_id, place, float(score)) for place, (doc_id, score) in enumerate(ranked, start=1)
+            ]
         mean = evaluate_run(ours, {name: qrels[name] for name in queries}, ["nDCG@10"]).means()["nDCG@10"]
         assert result[0].get_score() == pytest.approx(mean, abs=1e-5)
         assert result.model_name == "org/model"
@@ -113,7 +125,9 @@ class TestBeir:
 
         found = reranking.Rerank(HeadRankCrossEncoder(reranker=reranker)).rerank(CORPUS, QUERIES, RUN, top_k=4)
         plain = [f"{CORPUS[one].get('title', '')} {CORPUS[one]['text']}".strip() for one in RUN["1"]]
-        np.testing.assert_allclose([found["1"][one] for one in RUN["1"]], reranker.score(QUERIES["1"], plain), atol=1e-6)
+        np.testing.assert_allclose(
+            [found["1"][one] for one in RUN["1"]], reranker.score(QUERIES["1"], plain), atol=1e-6
+        )
 
     def test_an_unknown_document_and_a_bad_depth_are_one_line(self, reranker) -> None:
         pytest.importorskip("beir.reranking", reason=REASON)
@@ -172,7 +186,9 @@ class TestPyTerrier:
 
         best = {name: next(iter(expected(reranker, name))) for name in RUN}
         qrels = pd.DataFrame([{"qid": name, "docno": doc_id, "label": 1} for name, doc_id in best.items()])
-        table = pt.Experiment([first, first >> HeadRankTransformer(reranker)], topics, qrels, ["recip_rank"], names=["first", "ours"])
+        table = pt.Experiment(
+            [first, first >> HeadRankTransformer(reranker)], topics, qrels, ["recip_rank"], names=["first", "ours"]
+        )
         assert dict(zip(table["name"], table["recip_rank"], strict=True))["ours"] == 1.0
 
     def test_missing_text_and_two_texts_of_a_query_are_said(self, first, topics, reranker) -> None:
@@ -185,7 +201,9 @@ class TestPyTerrier:
             HeadRankTransformer(reranker)(results.assign(qid="1"))
 
     def test_with_terriers_own_bm25(self, topics, reranker, tmp_path) -> None:
-        """``bm25 >> headrank`` on a Terrier index: needs Java and Terrier's jars, which PyTerrier fetches from Maven."""
+        """``bm25 >> headrank`` on a Terrier index: needs Java and Terrier's jars, which PyTerrier fetches from
+        Maven.
+        """
         pt = pytest.importorskip("pyterrier", reason=REASON)
         if os.environ.get("HEADRANK_TEST_TERRIER") != "1":
             pytest.skip("needs Java and Terrier's jars from Maven; set HEADRANK_TEST_TERRIER=1 to run it")
@@ -193,7 +211,9 @@ class TestPyTerrier:
 
         documents = [{"docno": doc_id, "text": document["text"]} for doc_id, document in CORPUS.items()]
         index = pt.IterDictIndexer(str(tmp_path / "index"), meta={"docno": 20, "text": 4096}).index(documents)
-        pipeline = pt.terrier.Retriever(index, wmodel="BM25", metadata=["docno", "text"]) % 3 >> HeadRankTransformer(reranker)
+        pipeline = pt.terrier.Retriever(index, wmodel="BM25", metadata=["docno", "text"]) % 3 >> HeadRankTransformer(
+            reranker
+        )
         assert set(pipeline(topics)["qid"]) == set(QUERIES)
 
 
@@ -234,7 +254,9 @@ class TestRankLlm:
         result = HeadRankRequests(reranker).rerank(request_, rank_start=1, rank_end=3)
         assert asked == [(QUERIES["1"], 2)]
         names, scores = [one.docid for one in result.candidates], [one.score for one in result.candidates]
-        assert names[0] == "a" and names[3] == "d" and set(names) == set("abcd") and scores == sorted(scores, reverse=True)
+        assert (
+            names[0] == "a" and names[3] == "d" and set(names) == set("abcd") and scores == sorted(scores, reverse=True)
+        )
         with pytest.raises(InputError, match="rank_start"):
             HeadRankRequests(reranker).rerank(request_, rank_start=3, rank_end=3)
 
@@ -249,7 +271,9 @@ class TestRankLlm:
         ("with_rank_llm", "rank_llm.data"),
     ],
 )
-def test_the_example_runs(name: str, package: str, model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_the_example_runs(
+    name: str, package: str, model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     pytest.importorskip(package, reason=REASON)
     monkeypatch.setattr(sys, "argv", [f"{name}.py", model, "all"])
     runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")

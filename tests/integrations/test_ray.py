@@ -1,4 +1,6 @@
-"""Ray on a real local cluster of two workers: the scores of a run without it, each list once, also when a worker is killed."""
+"""Ray on a real local cluster of two workers: the scores of a run without it, each list once, also when a worker is
+killed.
+"""
 
 from __future__ import annotations
 
@@ -53,11 +55,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ray") / "toy"
     folder.mkdir()
-    passages = [{"docid": f"d{n}", "title": "Fleas" if n % 5 else "", "text": text} for n, text in enumerate(texts(NUM_PASSAGES))]
+    passages = [
+        {"docid": f"d{n}", "title": "Fleas" if n % 5 else "", "text": text}
+        for n, text in enumerate(texts(NUM_PASSAGES))
+    ]
     (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in passages))
     (folder / "queries.tsv").write_text("".join(f"q{n}\twhat is number {n}\n" for n in range(NUM_LISTS)))
     ranked = [(q, rank, (q * 7 + rank) % NUM_PASSAGES) for q in range(NUM_LISTS) for rank in range(DEPTH + 3)]
-    (folder / "run.bm25.txt").write_text("".join(f"q{q} Q0 d{place} {rank + 1} {99 - rank} bm25\n" for q, rank, place in ranked))
+    (folder / "run.bm25.txt").write_text(
+        "".join(f"q{q} Q0 d{place} {rank + 1} {99 - rank} bm25\n" for q, rank, place in ranked)
+    )
     HEADS.save(folder / "heads.json")
     return folder
 
@@ -81,7 +88,11 @@ def one_worker_killed(is_time: Callable[[], bool]) -> Iterator[list[int]]:
     def watch() -> None:
         while not (is_over.is_set() or killed):
             if is_time():
-                workers = [one for one in psutil.Process().children(recursive=True) if "MapBatches" in "".join(one.cmdline()[:1])]
+                workers = [
+                    one
+                    for one in psutil.Process().children(recursive=True)
+                    if "MapBatches" in "".join(one.cmdline()[:1])
+                ]
                 if len(workers) == 2:
                     os.kill(workers[0].pid, signal.SIGKILL)
                     killed.append(workers[0].pid)
@@ -156,17 +167,30 @@ def test_requests_that_the_cluster_reads_give_the_files_of_one_process(
     assert scores_of(shared) == scores_of(alone)
 
 
-def test_bad_requests_are_one_line_and_leave_nothing(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_requests_are_one_line_and_leave_nothing(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "parts"
     folder.mkdir()
-    (folder / "one.jsonl").write_text('{"query": {"text": "what", "qid": "1"}, "candidates": [{"docid": "d", "score": 1, "doc": {}}]}\n')
+    (folder / "one.jsonl").write_text(
+        '{"query": {"text": "what", "qid": "1"}, "candidates": [{"docid": "d", "score": 1, "doc": {}}]}\n'
+    )
     assert rerank(model, ["--requests", str(folder)], tmp_path / "out.txt", "--ray") == 2
     assert "one.jsonl: candidate 'd' has no text" in capsys.readouterr().err.splitlines()[-1]
     assert [path.name for path in tmp_path.iterdir()] == ["parts"]
 
 
 def test_a_store_filled_by_two_workers_is_that_of_one_process(model: Path, collection: Path, tmp_path: Path) -> None:
-    common = ["--collection", str(collection), "--model", str(model), "--heads", str(collection / "heads.json"), "--device", "cpu"]
+    common = [
+        "--collection",
+        str(collection),
+        "--model",
+        str(model),
+        "--heads",
+        str(collection / "heads.json"),
+        "--device",
+        "cpu",
+    ]
     for name, more in (("alone", []), ("shared", ["--ray", "--ray-workers", "2"])):
         assert main(["index", *common, "--store", str(tmp_path / name), *more]) == 0
         assert verify(tmp_path / name) == (NUM_PASSAGES, [])
@@ -216,6 +240,11 @@ def test_what_cannot_be_done_is_said_at_once(
     model: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
 ) -> None:
     source = [] if "--requests" in flags else ["--collection", str(collection)]
-    assert main(["rerank", "--model", str(model), "--heads", "all", "--output", str(tmp_path / "out.txt"), *source, *flags]) == 2
+    assert (
+        main(
+            ["rerank", "--model", str(model), "--heads", "all", "--output", str(tmp_path / "out.txt"), *source, *flags]
+        )
+        == 2
+    )
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

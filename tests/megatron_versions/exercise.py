@@ -1,4 +1,5 @@
-"""One life of a model under the Megatron-Core on the path: trained, saved, resumed at another size, exported. A process of the test.
+"""One life of a model under the Megatron-Core on the path: trained, saved, resumed at another size, exported. A process
+of the test.
 
 Rank 0 writes what it found as JSON: the release, the losses, and a digest of the exported weights.
 """

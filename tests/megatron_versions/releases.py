@@ -1,4 +1,6 @@
-"""Releases of Megatron-Core from the package index, unpacked side by side: a subprocess takes one by its path, nothing is installed."""
+"""Releases of Megatron-Core from the package index, unpacked side by side: a subprocess takes one by its path,
+nothing is installed.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def triton(folder: Path) -> Path:
 def required_python(place: Path) -> str:
     """What a release says it needs, such as '>=3.12'."""
     metadata = next(place.glob("megatron_core-*.dist-info")) / "METADATA"
-    return next(line.split(":")[1].strip() for line in metadata.read_text().splitlines() if line.startswith("Requires-Python"))
+    return next(
+        line.split(":")[1].strip() for line in metadata.read_text().splitlines() if line.startswith("Requires-Python")
+    )
 
 
 def _unpacked(wanted: str, folder: Path, options: Sequence[str]) -> Path:
@@ -55,7 +59,18 @@ def _unpacked(wanted: str, folder: Path, options: Sequence[str]) -> Path:
 def _download(wanted: str, place: Path, options: Sequence[str]) -> Path:
     for old in place.glob("*.whl"):
         old.unlink()
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest", str(place)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--dest",
+        str(place),
+    ]
     done = subprocess.run([*command, *options, wanted], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"pip download {wanted}: {done.stderr[-800:]}"
     return next(place.glob("*.whl"))

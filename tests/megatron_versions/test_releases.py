@@ -1,4 +1,6 @@
-"""Every supported release of Megatron-Core trains, saves, resumes and exports alike: 'make test-megatron-versions' fetches them."""
+"""Every supported release of Megatron-Core trains, saves, resumes and exports alike: 'make test-megatron-versions'
+fetches them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from tests.toy_training import make_toy_job
 
 pytestmark = pytest.mark.timeout(2400)  # a minute each on an idle machine
 FOLDER = releases.cache_folder()
-needs_wheels = pytest.mark.skipif(FOLDER is None, reason="fetches wheels: make test-megatron-versions (HEADRANK_MEGATRON_WHEELS=folder)")
+needs_wheels = pytest.mark.skipif(
+    FOLDER is None, reason="fetches wheels: make test-megatron-versions (HEADRANK_MEGATRON_WHEELS=folder)"
+)
 SAME_LOSS = 1e-6
 SAME_TRAINER = 1e-5
 
@@ -36,7 +40,9 @@ def declared() -> SpecifierSet:
 def test_the_declared_range_ends_where_the_tested_one_does() -> None:
     oldest, newest = Version(TESTED[0]), Version(TESTED[-1])
     assert all(version in declared() for version in TESTED)
-    assert f"{newest.major}.{newest.minor + 1}.0" not in declared() and f"{newest.major}.{newest.minor}.99" in declared()
+    assert (
+        f"{newest.major}.{newest.minor + 1}.0" not in declared() and f"{newest.major}.{newest.minor}.99" in declared()
+    )
     assert f"{oldest.major}.{oldest.minor}.{oldest.micro - 1}" not in declared()
 
 
@@ -52,7 +58,9 @@ def toy(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def lives(toy, tmp_path_factory):
-    """Release -> what its processes found; each also exports what the releases before it saved, and the oldest the newest's."""
+    """Release -> what its processes found; each also exports what the releases before it saved, and the oldest the
+    newest's.
+    """
     place, found = tmp_path_factory.mktemp("lives"), {}
     for version in TESTED:
         found[version] = live(version, toy, place / version, [place / older / "run" for older in found])
@@ -82,7 +90,13 @@ def run_with(version: str, module: str, place: Path, *arguments: str) -> str:
     port = free_port()
     with open(place / "log", "wb") as log:
         ranks = [
-            subprocess.Popen(command, cwd=ROOT, env=environment | rank_environment(rank, 2, port), stdout=log, stderr=subprocess.STDOUT)
+            subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environment | rank_environment(rank, 2, port),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
             for rank in range(2)
         ]
         codes = [process.wait(timeout=900) for process in ranks]
@@ -96,7 +110,11 @@ def run_with(version: str, module: str, place: Path, *arguments: str) -> str:
 @pytest.mark.parametrize("split", ["tensor", "data"])
 def test_megatrons_trainer_has_the_losses_of_ours(version, split, toy, tmp_path) -> None:
     flags = toy.flags("--global-batch-size", "2", "--train-iters", "10", "--clip-grad", "1.0")
-    more = ["--tensor-model-parallel-size", "2", "--sequence-parallel"] if split == "tensor" else ["--use-distributed-optimizer"]
+    more = (
+        ["--tensor-model-parallel-size", "2", "--sequence-parallel"]
+        if split == "tensor"
+        else ["--use-distributed-optimizer"]
+    )
     said = run_with(version, "trainer", tmp_path, json.dumps([*flags, *more]))
     ours = json.loads((tmp_path / "ours.json").read_text())
     told = re.findall(r"iteration +\d+/ +10 .*headrank loss: ([0-9.E+-]+)", said.split("MEGATRON'S TRAINER")[1])

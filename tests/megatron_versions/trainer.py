@@ -1,4 +1,6 @@
-"""Ten steps of our loop, then ten of Megatron-LM's trainer, under the Megatron-Core on the path. A process of the test."""
+"""Ten steps of our loop, then ten of Megatron-LM's trainer, under the Megatron-Core on the path. A process of the
+test.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ import typing_extensions
 
 def main(place: Path, flags: list[str]) -> None:
     """Our losses go to a file; Megatron's are in what it prints."""
-    if not hasattr(typing, "override"):  # Python 3.12's, which megatron.training imports from 0.18 on and uses as a mark only
+    # Python 3.12's, which megatron.training imports from 0.18 on and uses as a mark only
+    if not hasattr(typing, "override"):
         typing.override = typing_extensions.override
     import pretrain_headrank
 

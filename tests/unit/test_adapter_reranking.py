@@ -1,4 +1,6 @@
-"""Reranking with an adapter's folder, without peft: the scores of the model that peft merged, on both ways of loading."""
+"""Reranking with an adapter's folder, without peft: the scores of the model that peft merged, on both ways of
+loading.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def test_an_adapter_folder_scores_as_the_model_that_peft_merged(folders, monkeyp
     monkeypatch.setitem(sys.modules, "peft", None)  # importing it would fail
     found, expected = scores(folders / "adapter", dtype="float32"), scores(folders / "merged", dtype="float32")
     assert np.allclose(found, expected, rtol=SAME, atol=0)
-    assert not np.allclose(found, scores(folders / "base", dtype="float32"), rtol=100 * SAME, atol=0), "the adapter must matter"
+    assert not np.allclose(found, scores(folders / "base", dtype="float32"), rtol=100 * SAME, atol=0), (
+        "the adapter must matter"
+    )
     reader = HeadRankReranker.from_pretrained(folders / "adapter", HEADS, device="cpu").reader
     assert isinstance(reader.model, Decoder) == (folders.name.startswith("qwen3"))
 

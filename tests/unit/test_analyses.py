@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrank.errors import InputError
-from headrank.evaluation.homogenisation import mean_middle_zone_std, middle_zone, middle_zone_std, normalise_scores, score_by_position
+from headrank.evaluation.homogenisation import (
+    mean_middle_zone_std,
+    middle_zone,
+    middle_zone_std,
+    normalise_scores,
+    score_by_position,
+)
 from headrank.evaluation.promotion import Promotion, mean_rates, promotion
 from headrank.evaluation.scored_lists import QueryScores, parse_scores
 from headrank.method import losses
@@ -23,7 +29,14 @@ from headrank.reports.pareto import CostPoint, pareto_frontier
 def make_list(scores: list[float], grades: list[int | None] | None = None, query_id: str = "q") -> QueryScores:
     ranks = list(range(1, len(scores) + 1))
     return parse_scores(
-        {"query_id": query_id, "doc_ids": [f"d{rank}" for rank in ranks], "scores": scores, "ranks": ranks, "grades": grades}, "test"
+        {
+            "query_id": query_id,
+            "doc_ids": [f"d{rank}" for rank in ranks],
+            "scores": scores,
+            "ranks": ranks,
+            "grades": grades,
+        },
+        "test",
     )
 
 
@@ -47,7 +60,9 @@ def test_middle_zone_std_of_a_hand_made_list() -> None:
 def test_middle_zone_std_ignores_scale_and_offset(scale: float, offset: float) -> None:
     scores = np.array([3.0, 1.0, 2.0, 5.0, 4.0, 0.0, 2.5, 1.5])
     ranks = list(range(1, 9))
-    assert middle_zone_std((scale * scores + offset).tolist(), ranks) == pytest.approx(middle_zone_std(scores.tolist(), ranks), rel=1e-6)
+    assert middle_zone_std((scale * scores + offset).tolist(), ranks) == pytest.approx(
+        middle_zone_std(scores.tolist(), ranks), rel=1e-6
+    )
 
 
 def test_a_flat_list_has_no_deviation_and_a_tiny_list_has_no_zone() -> None:
@@ -58,7 +73,8 @@ def test_a_flat_list_has_no_deviation_and_a_tiny_list_has_no_zone() -> None:
 
 
 def test_promotion_counts_middle_documents_that_reach_the_top_quartile() -> None:
-    # ranks 3-6 of 8 are the middle, new ranks 1 and 2 the front; d3 (relevant) and d6 (not judged) get there, d4 does not
+    # ranks 3-6 of 8 are the middle, new ranks 1 and 2 the front; d3 (relevant) and d6 (not judged) get there, d4 does
+    # not
     row = make_list([0.1, 0.2, 0.9, 0.3, 0.0, 0.8, 0.4, 0.5], [3, 0, 2, 1, 0, None, 3, 3])
     counted = promotion([row])
     assert counted == Promotion(relevant=2, relevant_promoted=1, irrelevant=2, irrelevant_promoted=1)
@@ -97,7 +113,9 @@ def test_score_by_position_averages_normalised_scores_and_splits_by_relevance() 
 
 
 def test_score_by_position_follows_the_prompt_not_the_retriever() -> None:
-    reversed_row = parse_scores({"query_id": "q", "doc_ids": ["a", "b"], "scores": [1, 0], "ranks": [1, 2], "positions": [2, 1]}, "test")
+    reversed_row = parse_scores(
+        {"query_id": "q", "doc_ids": ["a", "b"], "scores": [1, 0], "ranks": [1, 2], "positions": [2, 1]}, "test"
+    )
     assert score_by_position([reversed_row]).mean.tolist() == [0.0, 1.0]
     assert score_by_position([reversed_row], by="ranks").mean.tolist() == [1.0, 0.0]
     assert score_by_position([]) is None
@@ -140,7 +158,10 @@ def test_depth_bands_are_the_papers() -> None:
 
 
 def test_sets_of_unequal_size_leave_gaps_and_other_architectures_are_refused() -> None:
-    assert compare_heads(heads("L1-H1"), heads("L2-H2 L1-H1")).rows() == [(1, "L1-H1", "L2-H2", False), (2, "", "L1-H1", True)]
+    assert compare_heads(heads("L1-H1"), heads("L2-H2 L1-H1")).rows() == [
+        (1, "L1-H1", "L2-H2", False),
+        (2, "", "L1-H1", True),
+    ]
     with pytest.raises(InputError, match="same architecture"):
         compare_heads(heads("L1-H1"), heads("L1-H1", num_layers=36))
 

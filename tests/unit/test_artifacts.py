@@ -1,4 +1,6 @@
-"""One notion of "still valid": digests, stamps, the reason why something is stale, folders that appear whole or not at all."""
+"""One notion of "still valid": digests, stamps, the reason why something is stale, folders that appear whole or not
+at all.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,13 @@ from headrank.errors import InputError
 @pytest.fixture
 def artifact(tmp_path: Path) -> Artifact:
     (tmp_path / "qrels.txt").write_text("q1 0 d1 1\n")
-    return Artifact(tmp_path / "out/pairs", tmp_path / "out/.study/pairs.json", {"depth": 20}, (tmp_path / "qrels.txt",), "summary.json")
+    return Artifact(
+        tmp_path / "out/pairs",
+        tmp_path / "out/.study/pairs.json",
+        {"depth": 20},
+        (tmp_path / "qrels.txt",),
+        "summary.json",
+    )
 
 
 def make(artifact: Artifact, seconds: float = 2.0) -> None:

@@ -1,4 +1,6 @@
-"""Continuous batching over a real tiny model: identical scores, fairness, and accidents that stay with the one who had them."""
+"""Continuous batching over a real tiny model: identical scores, fairness, and accidents that stay with the one who
+had them.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,21 @@ from headrank.reranking.reranker import HeadRankReranker
 from headrank.serving.engine import RerankerEngine
 from headrank.serving.fair_queue import FairQueue
 from headrank.serving.prometheus import Histogram, Metric, exposition
-from tests.serving_client import DOCUMENTS, QUERY, Answer, Running, late_heads, moody, running_server, tiny_settings, wait_until
+from tests.serving_client import (
+    DOCUMENTS,
+    QUERY,
+    Answer,
+    Running,
+    late_heads,
+    moody,
+    running_server,
+    tiny_settings,
+    wait_until,
+)
 
-WORDS = ("the flea lives for two months and needs a warm host concrete floors cost six dollars rosin grips a violin string").split()
+WORDS = (
+    "the flea lives for two months and needs a warm host concrete floors cost six dollars rosin grips a violin string"
+).split()
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +86,9 @@ def test_requests_that_share_a_batch_have_the_scores_of_a_single_offline_request
         assert running.metric("headrank_batches_total") == 2
     for body, answer in zip(bodies, answers, strict=True):
         alone = offline.score(body["query"], body["documents"])
-        assert {row["index"]: row["relevance_score"] for row in answer.json["results"]} == dict(enumerate(alone.tolist()))
+        assert {row["index"]: row["relevance_score"] for row in answer.json["results"]} == dict(
+            enumerate(alone.tolist())
+        )
         assert [row["document"]["text"] for row in answer.json["results"]] == [
             body["documents"][row["index"]] for row in answer.json["results"]
         ]
@@ -111,7 +127,9 @@ def test_a_poisoned_request_fails_alone(
     for body, answer in zip(bodies, answers, strict=True):
         if answer.status == 200:
             alone = engine.reranker.score(body["query"], body["documents"])
-            assert {row["index"]: row["relevance_score"] for row in answer.json["results"]} == dict(enumerate(alone.tolist()))
+            assert {row["index"]: row["relevance_score"] for row in answer.json["results"]} == dict(
+                enumerate(alone.tolist())
+            )
 
 
 def test_out_of_memory_halves_the_batch_and_the_budget_and_goes_on(engine: RerankerEngine) -> None:
@@ -183,7 +201,10 @@ def test_a_client_that_leaves_is_not_computed_for(engine: RerankerEngine) -> Non
         host, port = running.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as leaving:
             body = b'{"query": "flea", "documents": ["a flea"]}'
-            head = f"POST /rerank HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = (
+                "POST /rerank HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
+                f"{len(body)}\r\n\r\n"
+            )
             leaving.sendall(head.encode() + body)
             wait_until(lambda: running.metric("te_queue_size") == 1)
         wait_until(lambda: running.metric("headrank_abandoned_total") == 1)
@@ -237,7 +258,9 @@ def test_explanations_take_turns_with_batches_and_end_with_their_time(engine: Re
         for thread in [plain, *threads]:
             thread.join()
         explained = [name for name in order if name.startswith("explain")]
-        assert len(explained) == 3 and order.index("plain") < order.index(explained[1]), "it waited for one explanation, not for all"
+        assert len(explained) == 3 and order.index("plain") < order.index(explained[1]), (
+            "it waited for one explanation, not for all"
+        )
         gate.clear()
         held = threading.Thread(target=running.ask, args=("/rerank", wordy[0]))
         held.start()
@@ -314,17 +337,23 @@ def test_the_exposition_is_prometheus_text() -> None:
         "# HELP te_request_failure Failures.\n# TYPE te_request_failure counter\n"
         'te_request_failure{err="a\\"b\\\\\\n"} 1\nte_request_failure{err="400"} 2\n'
         "# HELP seconds Time.\n# TYPE seconds histogram\n"
-        'seconds_bucket{le="0.5"} 1\nseconds_bucket{le="1"} 2\nseconds_bucket{le="+Inf"} 3\nseconds_sum 8.1\nseconds_count 3\n'
+        'seconds_bucket{le="0.5"} 1\nseconds_bucket{le="1"} 2\nseconds_bucket{le="+Inf"} 3\nseconds_sum '
+        "8.1\nseconds_count 3\n"
     )
 
 
 def test_lists_that_share_passages_in_the_late_layout_still_get_their_own_scores(any_engine: RerankerEngine) -> None:
     bodies = [
-        {"query": f"{query} {QUERY}", "documents": DOCUMENTS[turn:] + DOCUMENTS[:turn]} for turn, query in enumerate(("when", "why", "so"))
+        {"query": f"{query} {QUERY}", "documents": DOCUMENTS[turn:] + DOCUMENTS[:turn]}
+        for turn, query in enumerate(("when", "why", "so"))
     ]
     gate = threading.Event()
-    with running_server(tiny_settings(Path("unused"), max_batch_tokens=100_000), moody(any_engine, gate=gate)) as running:
+    with running_server(
+        tiny_settings(Path("unused"), max_batch_tokens=100_000), moody(any_engine, gate=gate)
+    ) as running:
         answers = ask_while_busy(running, gate, bodies)
     for body, answer in zip(bodies, answers, strict=True):
         alone = any_engine.reranker.score(body["query"], body["documents"])
-        assert {row["index"]: row["relevance_score"] for row in answer.json["results"]} == dict(enumerate(alone.tolist()))
+        assert {row["index"]: row["relevance_score"] for row in answer.json["results"]} == dict(
+            enumerate(alone.tolist())
+        )

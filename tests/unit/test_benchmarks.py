@@ -42,7 +42,9 @@ def test_names_have_aliases_and_unknown_ones_a_hint() -> None:
         find_benchmark("qqqq")
 
 
-def test_the_home_is_given_or_in_the_environment_or_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_home_is_given_or_in_the_environment_or_in_the_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("HEADRANK_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("HEADRANK_BENCHMARKS", raising=False)
     assert benchmark_home() == tmp_path / "cache" / "benchmarks"
@@ -75,7 +77,9 @@ def test_a_collection_becomes_a_benchmark_with_its_check(tmp_path: Path, capsys:
     assert {q: grades for q, grades in source.qrels().items() if q in GRADES} == made.qrels()
 
 
-def test_strict_fails_on_other_numbers_and_nothing_is_overwritten_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_strict_fails_on_other_numbers_and_nothing_is_overwritten_unasked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = str(make_collection(tmp_path / "source", GRADES).queries_path.parent)
     assert prepare("dl19", "--from", source, "--strict", home=tmp_path) == 1
     assert prepare("dl19", "--from", source, home=tmp_path) == 2
@@ -124,9 +128,13 @@ def test_candidates_of_bm25_are_never_called_colbertv2s(tmp_path: Path) -> None:
 def test_an_unpacked_beir_folder_is_read(tmp_path: Path) -> None:
     folder = tmp_path / "fiqa"
     (folder / "qrels").mkdir(parents=True)
-    write_jsonl(folder / "queries.jsonl", [{"_id": "1", "text": "cost of\nconcrete"}, {"_id": "2", "text": "of the training split"}])
     write_jsonl(
-        folder / "corpus.jsonl", [{"_id": "d1", "title": "", "text": "concrete floors"}, {"_id": "d2", "title": "", "text": "a violin"}]
+        folder / "queries.jsonl",
+        [{"_id": "1", "text": "cost of\nconcrete"}, {"_id": "2", "text": "of the training split"}],
+    )
+    write_jsonl(
+        folder / "corpus.jsonl",
+        [{"_id": "d1", "title": "", "text": "concrete floors"}, {"_id": "d2", "title": "", "text": "a violin"}],
     )
     (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n1\td1\t1\n")
     material = read_material(BENCHMARKS["fiqa"], str(folder))
@@ -141,11 +149,17 @@ def test_an_unpacked_beir_folder_is_read(tmp_path: Path) -> None:
 def test_a_beir_folder_may_be_gzipped_and_its_wrong_lines_are_named(tmp_path: Path) -> None:
     (tmp_path / "qrels").mkdir()
     (tmp_path / "queries.jsonl.gz").write_bytes(gzip.compress(b'{"_id": 7, "text": "concrete"}\n'))
-    (tmp_path / "corpus.jsonl.gz").write_bytes(gzip.compress(b'{"_id": "d1", "title": "", "text": "concrete floors"}\n'))
+    (tmp_path / "corpus.jsonl.gz").write_bytes(
+        gzip.compress(b'{"_id": "d1", "title": "", "text": "concrete floors"}\n')
+    )
     qrels = tmp_path / "qrels" / "test.tsv"
     qrels.write_text("query-id\tcorpus-id\tscore\r\n7\td1\t1\r\n7\td1\t1\r\n")
     assert read_material(BENCHMARKS["fiqa"], str(tmp_path)).run["7"][0][0] == "d1"
-    for line, message in (("7\td1\t2", ":3: .* two grades, 1 and 2"), ("7\td1\t1_0", ":3: score '1_0'"), ("7 d 1 1", ":3: expected")):
+    for line, message in (
+        ("7\td1\t2", ":3: .* two grades, 1 and 2"),
+        ("7\td1\t1_0", ":3: score '1_0'"),
+        ("7 d 1 1", ":3: expected"),
+    ):
         qrels.write_text(f"query-id\tcorpus-id\tscore\n7\td1\t1\n{line}\n")
         with pytest.raises(InputError, match=r"test\.tsv" + message):
             read_material(BENCHMARKS["fiqa"], str(tmp_path))
@@ -181,7 +195,9 @@ def test_a_prepared_benchmark_is_found_by_the_matrix_with_the_papers_average(tmp
     )
 
 
-def test_all_means_every_prepared_benchmark(tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_means_every_prepared_benchmark(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["benchmark", "run", "--benchmarks", "all", "--methods", "bm25", "colbertv2", "--home", str(tmp_path)]
     words += ["--output", str(tmp_path / "cells")]
     assert main(words) == 2
@@ -191,7 +207,9 @@ def test_all_means_every_prepared_benchmark(tmp_path: Path, caplog: pytest.LogCa
     for name in ("nfcorpus", "dl19", "musique"):
         prepare(name, "--from", str(tmp_path / "source"), home=tmp_path)
     assert main(words) == 0
-    assert sorted(str(path.parent.relative_to(tmp_path / "cells")) for path in (tmp_path / "cells").rglob("metrics.json")) == [
+    assert sorted(
+        str(path.parent.relative_to(tmp_path / "cells")) for path in (tmp_path / "cells").rglob("metrics.json")
+    ) == [
         "dl19/top40-retriever/first-stage/bm25",
         "musique/top20-retriever/first-stage/colbertv2",
         "nfcorpus/top40-retriever/first-stage/bm25",
@@ -199,7 +217,9 @@ def test_all_means_every_prepared_benchmark(tmp_path: Path, caplog: pytest.LogCa
     assert "not prepared and left out: dl20, trec-covid" in caplog.text + capsys.readouterr().err
 
 
-def test_the_list_shows_what_is_ready_and_everything_about_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_shows_what_is_ready_and_everything_about_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     make_collection(tmp_path / "source", GRADES)
     prepare("dl19", "--from", str(tmp_path / "source"), home=tmp_path)
     capsys.readouterr()

@@ -25,7 +25,9 @@ def piece() -> bytes:
 def test_a_piece_in_the_middle_of_a_file_is_sound(tmp_path, piece):
     (tmp_path / "file").write_bytes(BEFORE + piece + AFTER)
     assert _is_sound(tmp_path / "file", len(BEFORE), len(piece))
-    assert not _is_sound(tmp_path / "file", len(BEFORE) + 1, len(piece)), "metadata that points elsewhere is damage as well"
+    assert not _is_sound(tmp_path / "file", len(BEFORE) + 1, len(piece)), (
+        "metadata that points elsewhere is damage as well"
+    )
 
 
 def test_every_changed_byte_is_found_or_harmless(tmp_path, piece):

@@ -89,7 +89,9 @@ def test_a_wrong_flag_is_one_line_too(words: list[str], said: str, capsys: pytes
     assert ended.value.code == 2 and error.startswith(said) and error.count("\n") == 1
 
 
-def test_a_missing_optional_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_optional_package_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from headrank.commands import evaluate
 
     def needs_megatron(args: object) -> int:
@@ -100,21 +102,28 @@ def test_a_missing_optional_package_names_the_extra(monkeypatch: pytest.MonkeyPa
     assert "pip install 'headrank[train]'" in capsys.readouterr().err
 
 
-def test_a_log_level_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_level_that_is_none_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("HEADRANK_LOG", "verbose")
     assert main(["benchmark", "list"]) == 2
     assert capsys.readouterr().err == (
-        "headrank benchmark: HEADRANK_LOG 'verbose' in the environment is not a level; use DEBUG, INFO, WARNING or ERROR, or unset it\n"
+        "headrank benchmark: HEADRANK_LOG 'verbose' in the environment is not a level; use DEBUG, INFO, WARNING or "
+        "ERROR, or unset it\n"
     )
 
 
-def test_a_librarys_parameter_is_a_flag_at_the_command_line_and_a_name_in_python(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_librarys_parameter_is_a_flag_at_the_command_line_and_a_name_in_python(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(InputError, match="^`device` 'abacus'"):
         resolve_device("abacus", None)
     assert main(["doctor", "--part", "machine", "--device", "abacus"]) == 1
     assert "--device 'abacus'" in capsys.readouterr().out
     parser = build_verb_parser("benchmark")
-    assert parser.in_flags("give `from` and `batch_size`") == "give --from and --batch-size", "also the flags of an action"
+    assert parser.in_flags("give `from` and `batch_size`") == "give --from and --batch-size", (
+        "also the flags of an action"
+    )
     assert parser.in_flags("query 'what does `ls` do'") == "query 'what does `ls` do'"
 
 
@@ -127,7 +136,9 @@ def test_a_librarys_parameter_is_a_flag_at_the_command_line_and_a_name_in_python
         (["benchmark", "prepair", "dl19"], "did you mean prepare?"),
     ],
 )
-def test_a_misspelt_verb_flag_or_choice_gets_the_nearest_name(words: list[str], near: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelt_verb_flag_or_choice_gets_the_nearest_name(
+    words: list[str], near: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(words)
     said = capsys.readouterr().err

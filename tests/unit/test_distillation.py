@@ -11,13 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrank.errors import InputError
-from headrank.method.distillation import listwise_kl_loss, margin_mse_loss, pair_agreement, teacher_loss, teacher_ranknet_loss
+from headrank.method.distillation import (
+    listwise_kl_loss,
+    margin_mse_loss,
+    pair_agreement,
+    teacher_loss,
+    teacher_ranknet_loss,
+)
 from headrank.method.loss_settings import LossSettings
 from headrank.method.losses import headrank_loss
 
 EXACT = 1e-12  # float64 against float64: only the order of additions differs
 DIFFERENCE_STEP, DIFFERENCE_TOLERANCE = 1e-6, 1e-6
-ALL_TERMS = LossSettings(teacher_ranknet_weight=0.7, teacher_listwise_weight=0.5, teacher_margin_weight=0.1, teacher_temperature=2.0)
+ALL_TERMS = LossSettings(
+    teacher_ranknet_weight=0.7, teacher_listwise_weight=0.5, teacher_margin_weight=0.1, teacher_temperature=2.0
+)
 QUARTERS = st.integers(-32, 32).map(lambda number: number / 4)  # exact sums, so that ties stay ties
 LISTS = st.lists(st.tuples(QUARTERS, QUARTERS), min_size=2, max_size=9)
 
@@ -41,7 +49,8 @@ def slow_terms(scores: list[float], teacher: list[float]) -> tuple[float, float,
         squared += ((scores[i] - scores[j]) - (teacher[i] - teacher[j])) ** 2
     p_sum, q_sum = sum(map(math.exp, teacher)), sum(map(math.exp, scores))
     divergence = sum(
-        math.exp(t) / p_sum * math.log(math.exp(t) / p_sum / (math.exp(s) / q_sum)) for s, t in zip(scores, teacher, strict=True)
+        math.exp(t) / p_sum * math.log(math.exp(t) / p_sum / (math.exp(s) / q_sum))
+        for s, t in zip(scores, teacher, strict=True)
     )
     return ranknet / len(pairs), divergence, squared / len(pairs)
 
@@ -55,8 +64,12 @@ def test_every_term_is_the_mean_that_its_docstring_states(seed):
 
 def test_terms_of_two_documents_by_hand():
     scores, teacher = torch.tensor([1.0, 0.0], dtype=torch.float64), torch.tensor([0.0, 0.0], dtype=torch.float64)
-    assert float(teacher_ranknet_loss(scores, teacher)) == pytest.approx(0.5 * math.log(1 + math.exp(-1)) + 0.5 * math.log(1 + math.e))
-    assert float(listwise_kl_loss(scores, teacher)) == pytest.approx(-math.log(2) - 0.5 * (math.log(sigma(1)) + math.log(sigma(-1))))
+    assert float(teacher_ranknet_loss(scores, teacher)) == pytest.approx(
+        0.5 * math.log(1 + math.exp(-1)) + 0.5 * math.log(1 + math.e)
+    )
+    assert float(listwise_kl_loss(scores, teacher)) == pytest.approx(
+        -math.log(2) - 0.5 * (math.log(sigma(1)) + math.log(sigma(-1)))
+    )
     assert float(margin_mse_loss(scores, teacher)) == 1.0
     assert float(pair_agreement(scores, teacher)) == 0.5  # the teacher orders nothing
 
@@ -111,7 +124,9 @@ def test_a_list_with_fewer_than_two_graded_documents_teaches_nothing_but_stays_i
 def test_the_temperature_divides_the_teachers_scores():
     scores, teacher = example(3)
     warm = replace(ALL_TERMS, teacher_temperature=1.0)
-    assert float(teacher_loss(scores, teacher, ALL_TERMS).total) == pytest.approx(float(teacher_loss(scores, teacher / 2, warm).total))
+    assert float(teacher_loss(scores, teacher, ALL_TERMS).total) == pytest.approx(
+        float(teacher_loss(scores, teacher / 2, warm).total)
+    )
 
 
 def test_accuracy_counts_the_pairs_that_the_teacher_orders():
@@ -130,7 +145,9 @@ def test_the_teachers_terms_stand_beside_the_preference_loss_and_alone_need_no_p
     term = 0.3 * float(teacher_ranknet_loss(scores, teacher))
     preference = float(headrank_loss(scores, None, ranks, pairs, plain).total)
     found = headrank_loss(scores, None, ranks, pairs, both, teacher)
-    assert float(found.total) == pytest.approx(preference + term, abs=EXACT) and float(found.teacher) == pytest.approx(term, abs=EXACT)
+    assert float(found.total) == pytest.approx(preference + term, abs=EXACT) and float(found.teacher) == pytest.approx(
+        term, abs=EXACT
+    )
     found = headrank_loss(scores, None, ranks, no_pairs, alone, teacher)
     assert float(found.total) == pytest.approx(term, abs=EXACT) and float(found.accuracy) == 0.0
 

@@ -1,4 +1,6 @@
-"""headrank doctor: it finds what is wrong, says how to mend it, shows no secret, and needs no torch for files and packages."""
+"""headrank doctor: it finds what is wrong, says how to mend it, shows no secret, and needs no torch for files and
+packages.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,17 @@ def exported(tiny_model: Callable[[str], Path], tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     shutil.copytree(tiny_model("qwen3"), folder)
     heads = HeadSet(((1, 2), (2, 7)), "core", "tiny", 4, 8).to_dict()
-    write_json(folder / "headrank.json", {"format": "headrank/1", "heads": heads, "is_truncated": False, "training": {}})
+    write_json(
+        folder / "headrank.json", {"format": "headrank/1", "heads": heads, "is_truncated": False, "training": {}}
+    )
     return folder
 
 
 def test_files_and_packages_are_looked_at_without_torch(exported: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None; from headrank.commands import main; "
-        f"sys.exit(main(['doctor', '--model', {str(exported)!r}, '--part', 'model', '--part', 'installation', '--part', 'environment']))"
+        f"sys.exit(main(['doctor', '--model', {str(exported)!r}, '--part', 'model', '--part', 'installation', "
+        "'--part', 'environment']))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -50,7 +55,9 @@ def test_files_and_packages_are_looked_at_without_torch(exported: Path) -> None:
 def test_a_torch_that_cannot_be_imported_is_a_problem_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     (found,) = look_at_machine()
-    assert found.status == "problem" and "torch cannot be imported" in found.says and "pip install torch" in found.remedy
+    assert (
+        found.status == "problem" and "torch cannot be imported" in found.says and "pip install torch" in found.remedy
+    )
 
 
 def test_a_sound_model_has_no_problem_and_really_ranks(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,7 +99,10 @@ def too_few_embeddings(folder: Path) -> None:
     [
         (damage_weights, "its header says"),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"version https://git-lfs"), "is not a safetensors file"),
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes(b"version https://git-lfs"),
+            "is not a safetensors file",
+        ),
         (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json is missing"),
         (lambda folder: (folder / "tokenizer.json").write_text("{}"), "not a tokenizer"),
         (too_few_embeddings, "they are not of one model"),
@@ -103,7 +113,9 @@ def too_few_embeddings(folder: Path) -> None:
         (lambda folder: write_json(folder / "headrank.json", {"heads": {"heads": []}}), "holds no heads"),
     ],
 )
-def test_each_damaged_file_is_one_problem_with_a_remedy(exported: Path, damage: Callable[[Path], None], says: str) -> None:
+def test_each_damaged_file_is_one_problem_with_a_remedy(
+    exported: Path, damage: Callable[[Path], None], says: str
+) -> None:
     damage(exported)
     (found,) = problems(look_at_model(str(exported)))
     assert says in found.says and found.remedy
@@ -142,7 +154,9 @@ def test_secrets_are_not_shown(name: str, value: str, shown: str) -> None:
 
 def test_only_variables_that_matter_are_listed_and_a_wrong_one_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRANK_LOG", "LOUD")
-    found = look_at_environment({"HEADRANK_LOG": "LOUD", "AWS_SECRET_ACCESS_KEY": "s3cret", "EDITOR": "vi", "HF_TOKEN": "hf_12345678901"})
+    found = look_at_environment(
+        {"HEADRANK_LOG": "LOUD", "AWS_SECRET_ACCESS_KEY": "s3cret", "EDITOR": "vi", "HF_TOKEN": "hf_12345678901"}
+    )
     text = "\n".join(as_lines(found))
     assert "HEADRANK_LOG=LOUD" in text and "EDITOR" not in text and "s3cret" not in text and "hf_1" not in text
     assert any("is not a level" in finding.says for finding in problems(found))
@@ -151,7 +165,10 @@ def test_only_variables_that_matter_are_listed_and_a_wrong_one_is_a_problem(monk
 def test_a_cache_that_cannot_be_made_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HEADRANK_CACHE", str(tmp_path / "file" / "cache"))
-    assert any("cannot be written" in finding.says and "HEADRANK_CACHE" in finding.remedy for finding in problems(look_at_environment({})))
+    assert any(
+        "cannot be written" in finding.says and "HEADRANK_CACHE" in finding.remedy
+        for finding in problems(look_at_environment({}))
+    )
 
 
 def test_the_home_folder_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,12 +182,16 @@ def test_an_old_or_missing_package_is_a_problem_and_an_extra_is_not(monkeypatch:
 
     versions = {"transformers": "4.40.0", "bm25s": None, "megatron-core": None}
     real = installation.installed_version
-    monkeypatch.setattr(installation, "installed_version", lambda name: versions[name] if name in versions else real(name))
+    monkeypatch.setattr(
+        installation, "installed_version", lambda name: versions[name] if name in versions else real(name)
+    )
     found = look_at_installation()
     if any("not installed" in finding.says and "headrank" in finding.says for finding in found):
         pytest.skip("headrank itself is not installed here, so its requirements are not known")
     text = "\n".join(as_lines(problems(found)))
-    assert "transformers 4.40.0 is installed" in text and "bm25s is not installed" in text and "pip install 'bm25s" in text
+    assert (
+        "transformers 4.40.0 is installed" in text and "bm25s is not installed" in text and "pip install 'bm25s" in text
+    )
     assert "megatron-core" not in text
     assert any(finding.status == "note" and "megatron-core" in finding.says for finding in found)
 

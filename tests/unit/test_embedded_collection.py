@@ -38,7 +38,9 @@ def test_grades_are_in_range_and_every_adjacent_pair_is_judged_for_every_query(c
 
 def test_most_candidate_lists_hold_every_adjacent_pair_of_grades(collection: Collection) -> None:
     qrels, run = collection.qrels(), collection.run()
-    complete = [query_id for query_id, rows in run.items() if {qrels[query_id].get(row.doc_id, 0) for row in rows} == GRADES]
+    complete = [
+        query_id for query_id, rows in run.items() if {qrels[query_id].get(row.doc_id, 0) for row in rows} == GRADES
+    ]
     assert len(complete) > len(run) / 2
 
 
@@ -56,12 +58,15 @@ def test_the_split_is_disjoint_complete_and_by_whole_topics(collection: Collecti
     assert not train & held_out
     assert train | held_out == set(collection.queries())
     topics = [
-        {line.split("\t")[1] for line in (embedded_collection / f"{name}.qids").read_text().splitlines()} for name in ("train", "heldout")
+        {line.split("\t")[1] for line in (embedded_collection / f"{name}.qids").read_text().splitlines()}
+        for name in ("train", "heldout")
     ]
     assert not topics[0] & topics[1]
 
 
-def test_no_passage_is_judged_for_queries_on_both_sides_of_the_split(collection: Collection, embedded_collection: Path) -> None:
+def test_no_passage_is_judged_for_queries_on_both_sides_of_the_split(
+    collection: Collection, embedded_collection: Path
+) -> None:
     held_out = read_query_ids(str(embedded_collection / "heldout.qids"))
     sides: dict[str, set[bool]] = {}
     for query_id, judged in collection.qrels().items():
@@ -71,7 +76,9 @@ def test_no_passage_is_judged_for_queries_on_both_sides_of_the_split(collection:
 
 
 def test_document_ids_do_not_reveal_the_grade(collection: Collection) -> None:
-    relevant = sorted({doc_id for judged in collection.qrels().values() for doc_id, grade in judged.items() if grade == 3})
+    relevant = sorted(
+        {doc_id for judged in collection.qrels().values() for doc_id, grade in judged.items() if grade == 3}
+    )
     order = sorted(collection.documents())
     mean_place = sum(order.index(doc_id) for doc_id in relevant) / len(relevant) / len(order)
     assert 0.4 < mean_place < 0.6
@@ -79,7 +86,11 @@ def test_document_ids_do_not_reveal_the_grade(collection: Collection) -> None:
 
 def test_bm25_falls_into_traps_on_most_queries(collection: Collection) -> None:
     qrels = collection.qrels()
-    trapped = [query_id for query_id, rows in collection.run().items() if any(qrels[query_id].get(row.doc_id) == 0 for row in rows[:3])]
+    trapped = [
+        query_id
+        for query_id, rows in collection.run().items()
+        if any(qrels[query_id].get(row.doc_id) == 0 for row in rows[:3])
+    ]
     assert len(trapped) > len(qrels) / 2
 
 
@@ -101,7 +112,9 @@ def test_the_readme_states_the_measured_numbers(collection: Collection, embedded
     best = {
         query_id: [
             Candidate(doc_id, rank, -rank)
-            for rank, doc_id in enumerate(sorted((row.doc_id for row in rows), key=lambda d: -qrels[query_id].get(d, 0)), start=1)
+            for rank, doc_id in enumerate(
+                sorted((row.doc_id for row in rows), key=lambda d: -qrels[query_id].get(d, 0)), start=1
+            )
         ]
         for query_id, rows in run.items()
     }

@@ -61,7 +61,9 @@ def server() -> Iterator[Server]:
     thread.join()
 
 
-def test_a_request_is_greedy_without_thinking_and_carries_the_key(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_is_greedy_without_thinking_and_carries_the_key(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     answers = EndpointGenerator(server.api_base, "some-model").generate(PROMPT, num_identifiers=2)
     path, headers, body = server.asked[0]

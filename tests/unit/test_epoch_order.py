@@ -17,7 +17,9 @@ def test_every_index_comes_exactly_once(length: int, key: tuple[int, int]) -> No
 
 
 def test_epochs_and_seeds_differ_and_repeat_themselves() -> None:
-    first, again, epoch, seed = ([EpochOrder(500, *key)[i] for i in range(500)] for key in [(1, 0), (1, 0), (1, 1), (2, 0)])
+    first, again, epoch, seed = (
+        [EpochOrder(500, *key)[i] for i in range(500)] for key in [(1, 0), (1, 0), (1, 1), (2, 0)]
+    )
     assert first == again
     assert first != epoch != seed != first
     assert first != sorted(first)

@@ -34,8 +34,13 @@ def ours(tmp_path: Path) -> Path:
     return add_run(tmp_path / "ours", q1=[("a", 0.9), ("b", 0.1)], q2=[("a", 0.8), ("b", 0.2)])
 
 
-def test_text_shows_means_intervals_and_the_paired_test(collection: Path, ours: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["evaluate", "--collection", str(collection), "--first-stage", str(ours), "--measures", "NDCG@10", "MRR"]) == 0
+def test_text_shows_means_intervals_and_the_paired_test(
+    collection: Path, ours: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(["evaluate", "--collection", str(collection), "--first-stage", str(ours), "--measures", "NDCG@10", "MRR"])
+        == 0
+    )
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["run", "nDCG@10", "RR", "queries"]
     assert lines[1].startswith("BM25  63.09 [63.09, 63.09]")
@@ -63,15 +68,30 @@ def test_json_holds_per_query_values_and_settings(collection: Path, ours: Path, 
 
 
 @pytest.mark.parametrize("style", ["text", "markdown"])
-def test_tables_show_per_query_values_too(style: str, collection: Path, ours: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["evaluate", "--collection", str(collection), "--first-stage", str(ours), "--measures", "R@1", "RR", "--format", style]
+def test_tables_show_per_query_values_too(
+    style: str, collection: Path, ours: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "evaluate",
+        "--collection",
+        str(collection),
+        "--first-stage",
+        str(ours),
+        "--measures",
+        "R@1",
+        "RR",
+        "--format",
+        style,
+    ]
     assert main([*words, "--per-query"]) == 0
     lines = [line.replace("|", " ").split() for line in capsys.readouterr().out.splitlines()]
     assert ["query", "BM25", "R@1", "BM25", "RR", "ours", "R@1", "ours", "RR"] in lines
     assert sum(line[:1] == [query_id] and len(line) == 5 for line in lines for query_id in ("1", "2")) == 2
 
 
-def test_a_gzipped_collection_is_evaluated_like_a_plain_one(collection: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gzipped_collection_is_evaluated_like_a_plain_one(
+    collection: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["evaluate", "--collection", str(collection), "--first-stage"]
     main(words)
     plain = capsys.readouterr().out
@@ -85,7 +105,18 @@ def test_a_gzipped_collection_is_evaluated_like_a_plain_one(collection: Path, ca
 def test_only_restricts_the_queries(collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     half = add_run(tmp_path / "half", q1=[("a", 1.0)])
     (tmp_path / "ids.txt").write_text("1\n")
-    main(["evaluate", "--collection", str(collection), str(half), "--format", "markdown", "--only", str(tmp_path / "ids.txt")])
+    main(
+        [
+            "evaluate",
+            "--collection",
+            str(collection),
+            str(half),
+            "--format",
+            "markdown",
+            "--only",
+            str(tmp_path / "ids.txt"),
+        ]
+    )
     assert "| half | 100.00 [100.00, 100.00] | 1 |" in capsys.readouterr().out
 
 
@@ -102,11 +133,30 @@ def test_missing_queries_and_ties_are_told(collection: Path, tmp_path: Path, cap
 def test_write_metrics_makes_a_cell_with_facts_grades_and_measures(collection: Path, ours: Path) -> None:
     write_json(
         ours / "meta.json",
-        {"model": "m", "method": "headrank", "depth": 2, "order": "retriever", "seconds_per_query": 0.5, "heads": [[1, 2]]},
+        {
+            "model": "m",
+            "method": "headrank",
+            "depth": 2,
+            "order": "retriever",
+            "seconds_per_query": 0.5,
+            "heads": [[1, 2]],
+        },
     )
-    row = {"query_id": "1", "doc_ids": ["b", "a", "z"], "scores": [0.1, 0.9, 0.0], "ranks": [1, 2, 3], "seconds": 0.5, "tokens": 9}
+    row = {
+        "query_id": "1",
+        "doc_ids": ["b", "a", "z"],
+        "scores": [0.1, 0.9, 0.0],
+        "ranks": [1, 2, 3],
+        "seconds": 0.5,
+        "tokens": 9,
+    }
     write_jsonl(ours / "scores.jsonl", [row, row | {"query_id": "unjudged"}])
-    assert main(["evaluate", "--collection", str(collection), str(ours), "--write-metrics", "--measures", "nDCG@10", "R@2"]) == 0
+    assert (
+        main(
+            ["evaluate", "--collection", str(collection), str(ours), "--write-metrics", "--measures", "nDCG@10", "R@2"]
+        )
+        == 0
+    )
     (cell,) = find_cells(ours)
     assert (cell.model, cell.method, cell.benchmark, cell.condition) == ("m", "headrank", "toy", (2, "retriever"))
     assert cell.value("nDCG@10") == 1.0
@@ -132,7 +182,10 @@ def test_write_metrics_names_a_bare_run_after_its_directory(collection: Path, ou
         (["RUN", "--qrels", "QRELS", "--measures", "Quality"], "'Quality' is not known"),
         (["RUN", "--qrels", "QRELS", "--measures", "RBP(p=2)"], "RBP(p=2) cannot all be computed here"),
         (["RUN", "--qrels", "QRELS", "--measures", "alpha_nDCG@10"], "alpha_nDCG@10 cannot all be computed here"),
-        (["RUN", "--qrels", "QRELS", "--write-metrics", "--output", "/proc/no/where"], "/proc/no/where: cannot be written"),
+        (
+            ["RUN", "--qrels", "QRELS", "--write-metrics", "--output", "/proc/no/where"],
+            "/proc/no/where: cannot be written",
+        ),
         (["RUN", "--qrels", "QRELS", "--output", "QRELS"], "is read by this very command"),
         (["RUN", "--qrels", "QRELS", "--output", "RUNFILE"], "is read by this very command"),
         (["RUN", "--qrels", "QRELS", "--baseline", "x"], "'x' is not one of the runs"),
@@ -157,16 +210,22 @@ def test_counts_are_not_made_percentages(collection: Path, ours: Path, capsys: p
     assert ["1", "2.00"] in [line.split() for line in lines]
 
 
-def test_ids_that_nobody_judged_are_told(collection: Path, ours: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_ids_that_nobody_judged_are_told(
+    collection: Path, ours: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "ids.txt").write_text("1\nq1\n")
     main(["evaluate", "--collection", str(collection), "--only", str(tmp_path / "ids.txt"), str(ours)])
     assert "ids.txt: 1 of its 2 query ids are not judged" in caplog.text
 
 
-def test_equal_names_are_told_apart_by_their_folders(collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_names_are_told_apart_by_their_folders(
+    collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("x", "y"):
         write_run(tmp_path / name / "out.txt", {"1": [("a", 1.0)]}, "t")
-    main(["evaluate", "--collection", str(collection), str(tmp_path / "x" / "out.txt"), str(tmp_path / "y" / "out.txt")])
+    main(
+        ["evaluate", "--collection", str(collection), str(tmp_path / "x" / "out.txt"), str(tmp_path / "y" / "out.txt")]
+    )
     out = capsys.readouterr().out
     assert "\nout " in out
     assert "\ny/out " in out
@@ -177,6 +236,8 @@ def test_dl19_bm25_prints_the_papers_number(shared_data: Path, capsys: pytest.Ca
     assert "BM25  50.58 [" in capsys.readouterr().out
 
 
-def test_a_run_that_measures_swallowed_is_told(collection: Path, ours: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_measures_swallowed_is_told(
+    collection: Path, ours: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["evaluate", "--collection", str(collection), "--measures", "RR", str(ours)]) == 2
     assert f"--measures took {ours} for a measure; put the runs before" in capsys.readouterr().err

@@ -19,8 +19,16 @@ from headrank.reports.figures import lists, outcomes, style, zones
 from headrank.reports.figures.zones import short_count
 from headrank.reports.pareto import CostPoint
 
-PANELS = {model: {method: {"dl19": 0.1, "nfc": 0.2, "nq": 0.3} for method in ("icr", "headrank")} for model in ("0.6B", "4B")}
-LIST = {"query_id": "q", "doc_ids": list("abcdefgh"), "scores": [8, 7, 1, 2, 3, 4, 5, 6], "ranks": list(range(1, 9)), "grades": [1, 0] * 4}
+PANELS = {
+    model: {method: {"dl19": 0.1, "nfc": 0.2, "nq": 0.3} for method in ("icr", "headrank")} for model in ("0.6B", "4B")
+}
+LIST = {
+    "query_id": "q",
+    "doc_ids": list("abcdefgh"),
+    "scores": [8, 7, 1, 2, 3, 4, 5, 6],
+    "ranks": list(range(1, 9)),
+    "grades": [1, 0] * 4,
+}
 
 
 def head_set(*heads: tuple[int, int], with_table: bool = True) -> HeadSet:
@@ -35,14 +43,22 @@ def head_set(*heads: tuple[int, int], with_table: bool = True) -> HeadSet:
 DRAWINGS: dict[str, Callable[[Path], list[Path]]] = {
     "head_map": lambda path: figures.draw_head_map(head_set((3, 1), (2, 0)), path),
     "head_map_without_table": lambda path: figures.draw_head_map(head_set((5, 1), with_table=False), path),
-    "head_depth": lambda path: figures.draw_head_depth({"before": head_set((3, 1), (3, 2)), "after": head_set((1, 1))}, path),
+    "head_depth": lambda path: figures.draw_head_depth(
+        {"before": head_set((3, 1), (3, 2)), "after": head_set((1, 1))}, path
+    ),
     "heatmap": lambda path: figures.draw_std_heatmap(PANELS, path),
     "radar": lambda path: figures.draw_std_radar(PANELS, path),
     "scaling": lambda path: figures.draw_std_scaling(PANELS, {"0.6B": 6e8, "4B": 4e9}, path),
-    "promotion": lambda path: figures.draw_promotion({"0.6B": {"icr": (0.3, 0.2, 0.1), "headrank+control": (0.5, 0.1, 0.4)}}, path),
-    "positions": lambda path: figures.draw_position_curves({"icr": score_by_position([parse_scores(LIST, "test")])}, path),
+    "promotion": lambda path: figures.draw_promotion(
+        {"0.6B": {"icr": (0.3, 0.2, 0.1), "headrank+control": (0.5, 0.1, 0.4)}}, path
+    ),
+    "positions": lambda path: figures.draw_position_curves(
+        {"icr": score_by_position([parse_scores(LIST, "test")])}, path
+    ),
     "measures": lambda path: figures.draw_measures([("bm25", "BM25", 0.5, (0.4, 0.6))], "nDCG@10", path),
-    "changes": lambda path: figures.draw_query_changes({"1": 0.1, "2": -0.2, "3": 0.0}, "nDCG@10", path, "new against old"),
+    "changes": lambda path: figures.draw_query_changes(
+        {"1": 0.1, "2": -0.2, "3": 0.0}, "nDCG@10", path, "new against old"
+    ),
     "pareto": lambda path: figures.draw_pareto(
         [CostPoint(4, 0.4, "0.6B", "icr"), CostPoint(2, 0.5, "0.6B", "headrank")], "nDCG@10", path, {"bm25": 0.38}
     ),
@@ -78,9 +94,14 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 
 @pytest.mark.parametrize("seconds", [(2.36, 3.17, 3.55), (0.02, 0.5, 40.0)])
-def test_the_pareto_figure_keeps_its_names_inside_and_its_ticks_apart(seconds: tuple[float, ...], kept: list[Figure]) -> None:
+def test_the_pareto_figure_keeps_its_names_inside_and_its_ticks_apart(
+    seconds: tuple[float, ...], kept: list[Figure]
+) -> None:
     models = ["smollm2-135m-instruct", "smollm2-135m-instruct", "model"]
-    points = [CostPoint(at, 0.4, model, method) for at, model, method in zip(seconds, models, ("icr", "core", "headrank"), strict=True)]
+    points = [
+        CostPoint(at, 0.4, model, method)
+        for at, model, method in zip(seconds, models, ("icr", "core", "headrank"), strict=True)
+    ]
     figures.draw_pareto(points, "nDCG@10", Path("x"))
     (figure,) = kept
     (axes,) = figure.axes
@@ -90,7 +111,9 @@ def test_the_pareto_figure_keeps_its_names_inside_and_its_ticks_apart(seconds: t
     assert axes.get_position().width > 0.7
     labels = [label for label in (*axes.get_xticklabels(), *axes.get_xticklabels(minor=True)) if label.get_text()]
     extents = [label.get_window_extent() for label in labels]
-    boxes = sorted((box for box in extents if axes.bbox.x0 <= (box.x0 + box.x1) / 2 <= axes.bbox.x1), key=lambda box: box.x0)
+    boxes = sorted(
+        (box for box in extents if axes.bbox.x0 <= (box.x0 + box.x1) / 2 <= axes.bbox.x1), key=lambda box: box.x0
+    )
     assert len(boxes) >= 2
     assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
 
@@ -116,7 +139,10 @@ def test_a_long_model_name_fits_above_its_panel(name: str, kept: list[Figure]) -
         figures.draw_std_heatmap({model: {"icr": {"toy": 0.1}} for model in models}, Path("x"))
     else:
         figures.draw_promotion({model: {"icr": (0.3, 0.2, 0.1)} for model in models}, Path("x"))
-    boxes = [axes.title.get_window_extent() if axes.title.get_text() else axes._left_title.get_window_extent() for axes in kept[0].axes[:2]]
+    boxes = [
+        axes.title.get_window_extent() if axes.title.get_text() else axes._left_title.get_window_extent()
+        for axes in kept[0].axes[:2]
+    ]
     assert boxes[0].x1 < boxes[1].x0
     assert boxes[1].x1 <= kept[0].bbox.x1
 
@@ -134,7 +160,9 @@ def test_rows_known_by_label_keep_name_and_colour_of_their_own(kept: list[Figure
     methods = {"HeadRank (trained), a": "headrank+trained", "HeadRank, trained": "headrank", "ICR": "icr"}
     curve = score_by_position([parse_scores(LIST, "test")])
     figures.draw_position_curves(dict.fromkeys(methods, curve), Path("x"), methods=methods)
-    figures.draw_promotion({"dl19": {label: (0.1 * place, 0, 0) for place, label in enumerate(methods, 1)}}, Path("x"), methods=methods)
+    figures.draw_promotion(
+        {"dl19": {label: (0.1 * place, 0, 0) for place, label in enumerate(methods, 1)}}, Path("x"), methods=methods
+    )
     positions, promotion = kept
     names = ["ICR", "HeadRank\ntrained", "HeadRank (trained)\na"]
     assert [axes.get_title(loc="left") for axes in positions.axes] == names
@@ -145,14 +173,26 @@ def test_rows_known_by_label_keep_name_and_colour_of_their_own(kept: list[Figure
 
 
 def test_places_in_the_prompt_are_whole_numbers(kept: list[Figure]) -> None:
-    row = {"query_id": "q", "doc_ids": list("abcdefghijkl"), "scores": list(range(12)), "ranks": list(range(1, 13)), "grades": [1, 0] * 6}
+    row = {
+        "query_id": "q",
+        "doc_ids": list("abcdefghijkl"),
+        "scores": list(range(12)),
+        "ranks": list(range(1, 13)),
+        "grades": [1, 0] * 6,
+    }
     figures.draw_position_curves({"icr": score_by_position([parse_scores(row, "test")])}, Path("x"))
     assert all(float(tick).is_integer() for tick in kept[0].axes[0].get_xticks())
 
 
 def test_a_method_has_one_colour_everywhere_and_its_variants_share_it() -> None:
-    styles = {method: style.method_style(method) for method in ("bm25", "rankgpt", "icr", "core", "qr", "niah", "headrank")}
-    assert len({entry.colour for entry in styles.values()}) == len({entry.marker for entry in styles.values()}) == len(styles)
+    styles = {
+        method: style.method_style(method) for method in ("bm25", "rankgpt", "icr", "core", "qr", "niah", "headrank")
+    }
+    assert (
+        len({entry.colour for entry in styles.values()})
+        == len({entry.marker for entry in styles.values()})
+        == len(styles)
+    )
     control = style.method_style("headrank+control")
     assert control.colour == styles["headrank"].colour
     assert control.marker != styles["headrank"].marker
@@ -169,11 +209,15 @@ def simulate_deuteranopia(colour: str) -> np.ndarray:
 
 def test_the_palette_stays_apart_without_green_cones() -> None:
     seen = {
-        method: simulate_deuteranopia(style.method_style(method).colour) for method in ("rankgpt", "icr", "core", "qr", "niah", "headrank")
+        method: simulate_deuteranopia(style.method_style(method).colour)
+        for method in ("rankgpt", "icr", "core", "qr", "niah", "headrank")
     }
     seen |= {"gain": simulate_deuteranopia(style.GAIN), "loss": simulate_deuteranopia(style.LOSS)}
     pairs = [
-        (first, second) for first in seen for second in seen if first < second and {first, second} not in ({"gain", "qr"}, {"loss", "niah"})
+        (first, second)
+        for first in seen
+        for second in seen
+        if first < second and {first, second} not in ({"gain", "qr"}, {"loss", "niah"})
     ]
     closest = min(pairs, key=lambda pair: np.linalg.norm(seen[pair[0]] - seen[pair[1]]))
     assert np.linalg.norm(seen[closest[0]] - seen[closest[1]]) > 0.12, closest

@@ -54,8 +54,12 @@ def disguises(content: str) -> list[bytes]:
     ]
 
 
-@pytest.mark.parametrize(("reader", "content"), [(read_queries, QUERIES), (read_qrels, QRELS), (read_run, RUN), (read_corpus, CORPUS)])
-def test_readers_accept_byte_order_marks_windows_line_ends_blank_lines_and_gzip(tmp_path: Path, reader: object, content: str) -> None:
+@pytest.mark.parametrize(
+    ("reader", "content"), [(read_queries, QUERIES), (read_qrels, QRELS), (read_run, RUN), (read_corpus, CORPUS)]
+)
+def test_readers_accept_byte_order_marks_windows_line_ends_blank_lines_and_gzip(
+    tmp_path: Path, reader: object, content: str
+) -> None:
     results = [reader(write(tmp_path, disguise)) for disguise in disguises(content)]
     assert all(result == results[0] for result in results)
     assert len(results[0]) >= 2
@@ -105,7 +109,9 @@ def test_the_four_formats_are_read_as_written(tmp_path: Path) -> None:
         (read_corpus, '{"docid": "d1", "text": ""}\n' + "[" * 100_000 + "\n", 2, "nested"),
     ],
 )
-def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, reader: object, content: str, line: int, words: str) -> None:
+def test_a_bad_line_is_named_by_file_and_number(
+    tmp_path: Path, reader: object, content: str, line: int, words: str
+) -> None:
     path = write(tmp_path, content)
     with pytest.raises(InputError) as raised:
         reader(path)
@@ -214,7 +220,17 @@ def test_a_collection_names_its_missing_parts(tmp_path: Path) -> None:
 
 
 def test_every_file_of_a_collection_may_be_gzipped(tmp_path: Path) -> None:
-    for name, content in (("queries.tsv", QUERIES), ("corpus.jsonl", CORPUS), ("qrels.txt", QRELS), ("run.bm25.txt", RUN)):
+    for name, content in (
+        ("queries.tsv", QUERIES),
+        ("corpus.jsonl", CORPUS),
+        ("qrels.txt", QRELS),
+        ("run.bm25.txt", RUN),
+    ):
         write(tmp_path, gzip.compress(content.encode()), f"{name}.gz")
     collection = Collection.open(tmp_path)
-    assert (len(collection.queries()), len(collection.documents()), len(collection.qrels()), len(collection.run())) == (2, 3, 2, 2)
+    assert (len(collection.queries()), len(collection.documents()), len(collection.qrels()), len(collection.run())) == (
+        2,
+        3,
+        2,
+        2,
+    )

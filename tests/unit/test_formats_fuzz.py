@@ -1,4 +1,6 @@
-"""Whatever bytes a file holds, a reader returns records or raises InputError with the file's name: never anything else."""
+"""Whatever bytes a file holds, a reader returns records or raises InputError with the file's name: never anything
+else.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,17 @@ from hypothesis import strategies as st
 
 from data_tools.contexts import iterate_contexts, iterate_pairs
 from headrank.errors import InputError
-from headrank.formats import Candidate, Document, iterate_corpus, read_corpus, read_qrels, read_queries, read_run, write_jsonl, write_run
+from headrank.formats import (
+    Candidate,
+    Document,
+    iterate_corpus,
+    read_corpus,
+    read_qrels,
+    read_queries,
+    read_run,
+    write_jsonl,
+    write_run,
+)
 from headrank.reranking.rank_llm_format import read_candidates_jsonl, write_candidates_jsonl
 
 BOUNDED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -62,7 +74,9 @@ contents = st.one_of(
         max_leaves=6,
     ).map(lambda value: json.dumps(value).encode()),
 )
-identifiers = st.text(st.characters(exclude_categories=["Z", "C"]), min_size=1, max_size=8).filter(lambda text: text.split() == [text])
+identifiers = st.text(st.characters(exclude_categories=["Z", "C"]), min_size=1, max_size=8).filter(
+    lambda text: text.split() == [text]
+)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 
 
@@ -120,17 +134,27 @@ def test_runs_survive_writing_and_reading(tmp_path: Path, rows: dict[str, list[t
 @BOUNDED
 @given(documents=st.lists(st.tuples(identifiers, texts, texts), min_size=1, max_size=5, unique_by=lambda row: row[0]))
 def test_corpora_survive_writing_and_reading(tmp_path: Path, documents: list[tuple[str, str, str]]) -> None:
-    write_jsonl(tmp_path / "corpus.jsonl", ({"docid": doc_id, "title": title, "text": text} for doc_id, title, text in documents))
+    write_jsonl(
+        tmp_path / "corpus.jsonl",
+        ({"docid": doc_id, "title": title, "text": text} for doc_id, title, text in documents),
+    )
     assert list(iterate_corpus(tmp_path / "corpus.jsonl")) == [Document(*row) for row in documents]
 
 
 @BOUNDED
-@given(documents=st.lists(st.tuples(identifiers, texts, texts), min_size=1, max_size=5, unique_by=lambda row: row[0]), query_id=identifiers)
-def test_requests_survive_writing_and_reading(tmp_path: Path, documents: list[tuple[str, str, str]], query_id: str) -> None:
+@given(
+    documents=st.lists(st.tuples(identifiers, texts, texts), min_size=1, max_size=5, unique_by=lambda row: row[0]),
+    query_id=identifiers,
+)
+def test_requests_survive_writing_and_reading(
+    tmp_path: Path, documents: list[tuple[str, str, str]], query_id: str
+) -> None:
     corpus = {row[0]: Document(*row) for row in documents}
     ranked = {query_id: [(doc_id, 1.0 / place) for place, doc_id in enumerate(corpus, start=1)]}
     write_candidates_jsonl(tmp_path / "requests.jsonl", {query_id: "a query"}, ranked, corpus)
     queries, run, back = read_candidates_jsonl(tmp_path / "requests.jsonl")
     assert queries == {query_id: "a query"}
     assert back == corpus
-    assert run[query_id] == [Candidate(doc_id, place, score) for place, (doc_id, score) in enumerate(ranked[query_id], start=1)]
+    assert run[query_id] == [
+        Candidate(doc_id, place, score) for place, (doc_id, score) in enumerate(ranked[query_id], start=1)
+    ]

@@ -11,7 +11,9 @@ from torch.nn.functional import silu
 
 from megatron_patches.gated_unit import GatedUnit
 
-CONFIG = SimpleNamespace(gated_linear_unit=True, activation_func=silu, activation_func_clamp_value=None, glu_linear_offset=0.0)
+CONFIG = SimpleNamespace(
+    gated_linear_unit=True, activation_func=silu, activation_func_clamp_value=None, glu_linear_offset=0.0
+)
 
 
 def plain(both: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,6 @@
-"""What training does otherwise on a GPU, on the CPU: the same numbers, no waiting, and few copies. Compiled kernels are not run here."""
+"""What training does otherwise on a GPU, on the CPU: the same numbers, no waiting, and few copies. Compiled kernels
+are not run here.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from tests.tiny_models import tiny_tokenizer
 from tests.unit.test_reader_exactness import DOCUMENTS, QUERY
 
 SAME = 1e-5  # float32, another order of summation
-WAITS = {"aten._local_scalar_dense", "aten.nonzero", "aten.is_nonzero", "aten.equal", "aten.masked_select"}  # until the GPU is done
+# until the GPU is done
+WAITS = {"aten._local_scalar_dense", "aten.nonzero", "aten.is_nonzero", "aten.equal", "aten.masked_select"}
 
 
 class Counting(TorchDispatchMode):
@@ -76,7 +79,8 @@ def test_products_of_a_few_rows_equal_masked_attention(monkeypatch, layout, dtyp
 
 @pytest.mark.parametrize("window", [None, 24])
 def test_flexible_attention_gives_the_context_and_gradients_of_the_gathered_blocks(monkeypatch, window) -> None:
-    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)  # it refuses gradients on a CPU; eager can
+    # it refuses gradients on a CPU; eager can
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
     ids_BS, gathered = batch_contexts(contexts("parallel"), pad_to=300)
     _, flexible = batch_contexts(contexts("parallel"), pad_to=300, is_flexible=True)
     assert gathered.blocks.flexible is None and flexible.blocks.flexible is not None
@@ -87,7 +91,11 @@ def test_flexible_attention_gives_the_context_and_gradients_of_the_gathered_bloc
 
 
 @settings(max_examples=60, deadline=None)
-@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=12), opening=st.integers(1, 20), branches=st.integers(1, 20))
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=12),
+    opening=st.integers(1, 20),
+    branches=st.integers(1, 20),
+)
 def test_no_tile_that_somebody_sees_is_left_out(lengths: list[int], opening: int, branches: int) -> None:
     parts = [0] * opening, *([number] * length for number, length in enumerate(lengths, start=1))
     tail = [[QUERY_BRANCH] * branches, [CALIBRATION_BRANCH] * branches, [PADDING] * 3]
@@ -108,17 +116,26 @@ def test_the_loss_and_its_gradient_never_wait_for_the_gpu(scaling: str) -> None:
     scores_N = torch.randn(20, requires_grad=True)
     pairs = torch.tensor([[0, 1], [3, 2], [5, 9]])
     with Counting() as counting:
-        terms = headrank_loss(scores_N, torch.randn(20), torch.arange(20).flip(0) + 1, pairs, LossSettings(scaling=scaling))
+        terms = headrank_loss(
+            scores_N, torch.randn(20), torch.arange(20).flip(0) + 1, pairs, LossSettings(scaling=scaling)
+        )
         terms.total.backward()
     assert {name: count for name, count in counting.calls.items() if name in WAITS} == {}
     assert sum(counting.calls.values()) < 160, "kernels of the loss of one context"
 
 
 def test_a_batch_goes_to_a_device_in_one_copy_a_type() -> None:
-    arrays = [np.arange(6).reshape(2, 3), np.ones(4, np.float32), np.zeros((2, 0), np.int64), np.arange(3, dtype=np.float32)]
+    arrays = [
+        np.arange(6).reshape(2, 3),
+        np.ones(4, np.float32),
+        np.zeros((2, 0), np.int64),
+        np.arange(3, dtype=np.float32),
+    ]
     with Counting() as counting:
         moved = together_on("meta", arrays)
-    assert [(tensor.device.type, tuple(tensor.shape)) for tensor in moved] == [("meta", array.shape) for array in arrays]
+    assert [(tensor.device.type, tuple(tensor.shape)) for tensor in moved] == [
+        ("meta", array.shape) for array in arrays
+    ]
     assert counting.calls["aten._to_copy"] == 2
     for tensor, array in zip(together_on("cpu", arrays), arrays, strict=True):
         assert np.array_equal(tensor.numpy(), array)
@@ -130,4 +147,6 @@ def test_masks_are_made_once_a_batch() -> None:
     with Counting() as counting:
         assert layout.visible_to_rows(is_calibration=True) is first
     assert not counting.calls
-    assert dataclasses.replace(layout).visible_to_rows(is_calibration=True) is not first, "another layout has masks of its own"
+    assert dataclasses.replace(layout).visible_to_rows(is_calibration=True) is not first, (
+        "another layout has masks of its own"
+    )

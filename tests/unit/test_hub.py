@@ -21,7 +21,10 @@ from tests.hub_server import running_hub
 from tests.tiny_models import make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
-QUERY, TEXTS = "how long do fleas live", ["Fleas live two to three months.", "Rosin is made from resin.", "A floor of concrete."]
+QUERY, TEXTS = (
+    "how long do fleas live",
+    ["Fleas live two to three months.", "Rosin is made from resin.", "A floor of concrete."],
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +32,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole model as export-hf lays it out."""
     folder = make_tiny_model(tmp_path_factory.mktemp("hub") / "exported")
     heads = HeadSet(((0, 1), (2, 3)), "headrank", "tiny", 4, 8)
-    write_headrank_files(folder, heads, {"iteration": 7}, name="exported", base=folder, base_name="org/base", num_bytes=1)
+    write_headrank_files(
+        folder, heads, {"iteration": 7}, name="exported", base=folder, base_name="org/base", num_bytes=1
+    )
     return folder
 
 
@@ -44,13 +49,23 @@ def metrics(tmp_path: Path) -> Path:
 def test_results_are_the_hubs_model_index_and_a_table(exported: Path, metrics: Path, tmp_path: Path) -> None:
     prepare_folder(exported, tmp_path / "out", "org/name", metrics=[metrics])
     card = ModelCard.load(tmp_path / "out" / "README.md")
-    assert (card.data.pipeline_tag, card.data.library_name, card.data.base_model) == ("text-ranking", "headrank", "org/base")
+    assert (card.data.pipeline_tag, card.data.library_name, card.data.base_model) == (
+        "text-ranking",
+        "headrank",
+        "org/base",
+    )
     found = {result.metric_type: result for result in card.data.eval_results}
     assert found["ndcg_at_10"].metric_value == 0.33755 and found["ndcg_at_10"].task_type == "text-ranking"
     assert found["ndcg_at_10"].dataset_type == "nfcorpus" and "40 candidates" in found["r_at_5"].dataset_name
-    assert "| nDCG@10 | 0.3375 |" in card.text and 'from_pretrained("org/name")' in card.text and "\n# org/name\n" in card.text
+    assert (
+        "| nDCG@10 | 0.3375 |" in card.text
+        and 'from_pretrained("org/name")' in card.text
+        and "\n# org/name\n" in card.text
+    )
     again = ModelCard(card_with_results(str(card), "org/name", read_results(metrics)[:1]))
-    assert len(again.data.eval_results) == 1 and again.text.count("## Results") == 1, "results are replaced, not repeated"
+    assert len(again.data.eval_results) == 1 and again.text.count("## Results") == 1, (
+        "results are replaced, not repeated"
+    )
 
 
 def test_without_results_none_are_claimed_and_the_export_stays_as_it_is(exported: Path, tmp_path: Path) -> None:
@@ -64,7 +79,9 @@ def test_without_results_none_are_claimed_and_the_export_stays_as_it_is(exported
 def test_an_adapter_gets_a_base_that_others_can_load(exported: Path, tmp_path: Path) -> None:
     adapter = tmp_path / "adapter"
     adapter.mkdir()
-    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": str(exported)}))
+    (adapter / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "base_model_name_or_path": str(exported)})
+    )
     about = json.loads((exported / "headrank.json").read_text())
     (adapter / "headrank.json").write_text(json.dumps({"base": str(exported), **about}))
     with pytest.raises(InputError, match="a folder that nobody else has"):
@@ -105,7 +122,9 @@ print(json.dumps([code, [float(score) for score in scores]]))
 _LOAD_OFFLINE = _PUSH_AND_LOAD.replace('main(["push", folder, "org/name"])', "0")
 
 
-def test_what_was_pushed_loads_back_by_its_name_and_from_the_cache_without_a_network(exported: Path, tmp_path: Path) -> None:
+def test_what_was_pushed_loads_back_by_its_name_and_from_the_cache_without_a_network(
+    exported: Path, tmp_path: Path
+) -> None:
     expected = HeadRankReranker.from_pretrained(exported, device="cpu").score(QUERY, TEXTS)
     with running_hub() as hub:
         common = {
@@ -115,11 +134,20 @@ def test_what_was_pushed_loads_back_by_its_name_and_from_the_cache_without_a_net
             "HF_ENDPOINT": hub.address,
             "NO_PROXY": "127.0.0.1",
         }
-        found = _run(_PUSH_AND_LOAD, exported, common | {"HF_TOKEN": "none", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"})
-        assert set(hub.repositories["org/name"]) >= {"headrank.json", "README.md", "config.json", "model.safetensors", "tokenizer.json"}
+        found = _run(
+            _PUSH_AND_LOAD, exported, common | {"HF_TOKEN": "none", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+        )
+        assert set(hub.repositories["org/name"]) >= {
+            "headrank.json",
+            "README.md",
+            "config.json",
+            "model.safetensors",
+            "tokenizer.json",
+        }
     assert found[0] == 0
     np.testing.assert_array_equal(np.array(found[1], np.float32), expected)
-    assert _run(_LOAD_OFFLINE, exported, common | {"HF_HUB_OFFLINE": "1"}) == found  # the cache alone is a hub-like folder
+    # the cache alone is a hub-like folder
+    assert _run(_LOAD_OFFLINE, exported, common | {"HF_HUB_OFFLINE": "1"}) == found
 
 
 def _run(code: str, folder: Path, environment: dict[str, str]) -> list:

@@ -1,4 +1,6 @@
-"""Imports point one way: headrank <- data_tools <- megatron_patches <- pretrain_headrank.py, with headrank/commands on top."""
+"""Imports point one way: headrank <- data_tools <- megatron_patches <- pretrain_headrank.py, with headrank/commands
+on top.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ FORBIDDEN = {
 }
 
 
-TOP = ("commands", "experiments", "serving", "integrations", "__main__.py")  # what sits on top and may import everything
+# what sits on top and may import everything
+TOP = ("commands", "experiments", "serving", "integrations", "__main__.py")
 
 
 def room_of(path: Path) -> str:
@@ -46,7 +49,9 @@ def room_of(path: Path) -> str:
 
 def sources(*rooms: str) -> list[Path]:
     folders = [path for name in ("headrank", "data_tools", "megatron_patches") for path in (ROOT / name).rglob("*.py")]
-    return sorted(path for path in [*folders, *ROOT.glob("pretrain_headrank.py")] if not rooms or room_of(path) in rooms)
+    return sorted(
+        path for path in [*folders, *ROOT.glob("pretrain_headrank.py")] if not rooms or room_of(path) in rooms
+    )
 
 
 def imported_modules(tree: ast.AST) -> set[str]:
@@ -90,7 +95,9 @@ def test_each_side_has_one_module_that_asks_whether_there_is_a_gpu() -> None:
         name(path)
         for path in sources()
         for node in ast.walk(parse(path))
-        if isinstance(node, ast.Attribute) and node.attr == "is_available" and ast.unparse(node).startswith("torch.cuda")
+        if isinstance(node, ast.Attribute)
+        and node.attr == "is_available"
+        and ast.unparse(node).startswith("torch.cuda")
     }
     assert asking == {"headrank/placement.py", "megatron_patches/device.py"}
 

@@ -31,7 +31,10 @@ TEVATRON = [
         "query_id": "q1",
         "query": "how long do fleas live",
         "positive_passages": [{"docid": "d1", "title": "Flea", "text": "Two months."}],
-        "negative_passages": [{"docid": "d2", "title": "", "text": "Rosin is resin."}, {"docid": 3, "text": "Concrete\tis dear."}],
+        "negative_passages": [
+            {"docid": "d2", "title": "", "text": "Rosin is resin."},
+            {"docid": 3, "text": "Concrete\tis dear."},
+        ],
         "subset": "nq",
     },
     {
@@ -57,7 +60,8 @@ def by_text(collection):
     """Query text -> {passage text: grade}."""
     texts, qrels = collection.documents(), collection.qrels()
     return {
-        query: {texts[doc_id].text: grade for doc_id, grade in qrels[query_id].items()} for query_id, query in collection.queries().items()
+        query: {texts[doc_id].text: grade for doc_id, grade in qrels[query_id].items()}
+        for query_id, query in collection.queries().items()
     }
 
 
@@ -82,7 +86,10 @@ def test_a_tevatron_file_keeps_its_ids_and_titles(tmp_path):
 
 
 def test_triples_of_texts_and_of_ids_give_the_same_judgements(tmp_path):
-    triples = [("how long do fleas live", "Two months.", bad) for bad in ("Rosin is resin.", "Concrete is dear.", "Rosin is resin.")]
+    triples = [
+        ("how long do fleas live", "Two months.", bad)
+        for bad in ("Rosin is resin.", "Concrete is dear.", "Rosin is resin.")
+    ]
     triples.append(("what is rosin", "Rosin is resin.", "Two months."))
     (tmp_path / "texts.tsv").write_text("".join("\t".join(row) + "\n" for row in triples))
     names = {text: str(number) for number, text in enumerate(dict.fromkeys(text for row in triples for text in row))}
@@ -94,7 +101,10 @@ def test_triples_of_texts_and_of_ids_give_the_same_judgements(tmp_path):
     flags = ("--queries", str(tmp_path / "queries.tsv"), "--passages", str(tmp_path / "collection.tsv"))
     ids = imported([tmp_path / "ids.tsv"], tmp_path / "b", *flags)
     assert by_text(texts) == by_text(ids) and len(by_text(ids)["how long do fleas live"]) == 3
-    assert "99" not in ids.documents() and set(ids.queries()) == {names["how long do fleas live"], names["what is rosin"]}
+    assert "99" not in ids.documents() and set(ids.queries()) == {
+        names["how long do fleas live"],
+        names["what is rosin"],
+    }
 
 
 def test_scores_become_a_run_that_pairs_takes_as_labels(tmp_path, capsys):
@@ -121,7 +131,10 @@ def test_pairs_are_made_of_judgements_where_there_are_no_scores(tmp_path):
 
 
 def many(number, num_bad=6):
-    return [{"query": f"query {n}", "pos": [f"good {n}"], "neg": [f"bad {n} {k}" for k in range(num_bad)]} for n in range(number)]
+    return [
+        {"query": f"query {n}", "pos": [f"good {n}"], "neg": [f"bad {n} {k}" for k in range(num_bad)]}
+        for n in range(number)
+    ]
 
 
 def test_the_run_does_not_tell_where_the_good_passages_are(tmp_path):
@@ -147,21 +160,34 @@ def test_parts_are_collections_of_their_own_with_labels_by_name(tmp_path):
     parts = [Collection.open(tmp_path / "out" / f"out-{number:04d}") for number in range(3)]
     assert [len(part.queries()) for part in parts] == [2, 2, 1] and len(parts[0].documents()) == 14
     assert (
-        len(build_pairs(parts, tmp_path / "t", PairSettings(), label_runs=find_label_runs([str(tmp_path / "out" / "labels")], parts))) == 3
+        len(
+            build_pairs(
+                parts,
+                tmp_path / "t",
+                PairSettings(),
+                label_runs=find_label_runs([str(tmp_path / "out" / "labels")], parts),
+            )
+        )
+        == 3
     )
 
 
 def test_a_query_on_several_lines_is_one_list_and_good_beats_bad(tmp_path):
     rows = [BGE[0], {"query": "how long do fleas live", "pos": ["Concrete is dear."], "neg": ["New."]}]
     collection = imported([jsonl(tmp_path / "lists.jsonl", rows)], tmp_path / "out")
-    assert by_text(collection) == {"how long do fleas live": {"Two months.": 1, "Rosin is resin.": 0, "Concrete is dear.": 1, "New.": 0}}
+    assert by_text(collection) == {
+        "how long do fleas live": {"Two months.": 1, "Rosin is resin.": 0, "Concrete is dear.": 1, "New.": 0}
+    }
     assert json.loads((tmp_path / "out" / "import.json").read_text())["counts"]["good and bad"] == 1
 
 
 def test_lists_that_teach_nothing_are_counted_and_left_out(tmp_path, capsys):
     rows = [BGE[0], {"query": "only good", "pos": ["x"], "neg": []}]
     collection = imported([jsonl(tmp_path / "lists.jsonl", rows)], tmp_path / "out")
-    assert len(collection.queries()) == 1 and "1 queries without a good or without a bad passage" in capsys.readouterr().out
+    assert (
+        len(collection.queries()) == 1
+        and "1 queries without a good or without a bad passage" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
@@ -173,12 +199,24 @@ def test_lists_that_teach_nothing_are_counted_and_left_out(tmp_path, capsys):
         ([], "no lists; the file is empty"),
         ([json.dumps(BGE[0]), '{"query": " ", "pos": []}'], ":2: 'query' must be a text, found ' '"),
         ([json.dumps(BGE[0]), '{"query": "x", "pos": "text"}'], ":2: 'pos' must be a list of texts"),
-        ([json.dumps({**BGE[0], "pos_scores": [1, 2]})], ":1: 'pos_scores' must hold a number for each of the 1 texts of 'pos', found 2"),
+        (
+            [json.dumps({**BGE[0], "pos_scores": [1, 2]})],
+            ":1: 'pos_scores' must hold a number for each of the 1 texts of 'pos', found 2",
+        ),
         ([json.dumps({**BGE[0], "pos_scores": ["much"]})], ":1: the score 'much' is not a finite number"),
-        ([json.dumps({**TEVATRON[0], "negative_passages": ["x"]})], ":1: 'negative_passages' must be a list of objects"),
-        ([json.dumps({**TEVATRON[0], "negative_passages": [{"docid": "x"}]})], ":1: a passage of 'negative_passages' needs a 'text'"),
+        (
+            [json.dumps({**TEVATRON[0], "negative_passages": ["x"]})],
+            ":1: 'negative_passages' must be a list of objects",
+        ),
+        (
+            [json.dumps({**TEVATRON[0], "negative_passages": [{"docid": "x"}]})],
+            ":1: a passage of 'negative_passages' needs a 'text'",
+        ),
         ([json.dumps({**TEVATRON[0], "query_id": [1]})], ":1: the id '[1]' is neither a text nor a whole number"),
-        ([json.dumps(TEVATRON[0]), json.dumps({**TEVATRON[1], "query_id": "q1"})], ":2: query id 'q1' had another text"),
+        (
+            [json.dumps(TEVATRON[0]), json.dumps({**TEVATRON[1], "query_id": "q1"})],
+            ":2: query id 'q1' had another text",
+        ),
         (["a\tb\tc", "a\tb"], ":2: expected 'query<TAB>good passage<TAB>bad passage'"),
         ([json.dumps({"query": "x", "pos": ["y"], "neg": []})], "no query has a good and a bad passage"),
     ],
@@ -212,7 +250,11 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     peaks = []
     for number in (50, 1000):  # 1000 lists hold 7,000 passages of 2 KB: 14 MB
         rows = [
-            {"query": f"query {n}", "pos": [f"good {n} " + "x" * 2000], "neg": [f"bad {n} {k} " + "x" * 2000 for k in range(6)]}
+            {
+                "query": f"query {n}",
+                "pos": [f"good {n} " + "x" * 2000],
+                "neg": [f"bad {n} {k} " + "x" * 2000 for k in range(6)],
+            }
             for n in range(number)
         ]
         file = jsonl(tmp_path / f"{number}.jsonl", rows)

@@ -11,7 +11,8 @@ from headrank.method.in_batch import best_passages, in_batch_loss, negatives
 
 def test_negatives_are_other_queries_passages_that_the_own_list_does_not_hold() -> None:
     digests, queries = torch.tensor([1, 2, 3, 2, 4, 5]), torch.tensor([7, 7, 8, 8, 8, 7])
-    mask = negatives(digests, queries, 7, known=torch.tensor([1, 2, 4]))  # 4 stands in the own list, though it was not drawn
+    # 4 stands in the own list, though it was not drawn
+    mask = negatives(digests, queries, 7, known=torch.tensor([1, 2, 4]))
     assert mask.tolist() == [False, False, True, False, False, False]
 
 

@@ -1,4 +1,6 @@
-"""`headrank index` as a command: filled, looked after, killed and gone on with, read by rerank, benchmark and doctor."""
+"""`headrank index` as a command: filled, looked after, killed and gone on with, read by rerank, benchmark and
+doctor.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def collection(tmp_path: Path) -> Path:
     folder.mkdir()
     write_corpus(folder / "corpus.jsonl", texts(NUM_PASSAGES))
     (folder / "queries.tsv").write_text("".join(f"q{number}\t{query}\n" for number, query in enumerate(QUERIES)))
-    run = [f"q{number} Q0 d{place} {place + 1} {99 - place} bm25\n" for number in range(3) for place in range(NUM_PASSAGES)]
+    run = [
+        f"q{number} Q0 d{place} {place + 1} {99 - place} bm25\n" for number in range(3) for place in range(NUM_PASSAGES)
+    ]
     (folder / "run.bm25.txt").write_text("".join(run))
     (folder / "qrels.txt").write_text("q0 0 d1 1\nq1 0 d2 1\nq2 0 d3 1\n")
     HEADS.save(folder / "heads.json")
@@ -48,11 +52,22 @@ def collection(tmp_path: Path) -> Path:
 
 
 def write_corpus(path: Path, some: list[str]) -> None:
-    path.write_text("".join(json.dumps({"docid": f"d{n}", "title": "", "text": text}) + "\n" for n, text in enumerate(some)))
+    path.write_text(
+        "".join(json.dumps({"docid": f"d{n}", "title": "", "text": text}) + "\n" for n, text in enumerate(some))
+    )
 
 
 def of(model: Path, collection: Path) -> list[str]:
-    return ["--model", str(model), "--heads", str(collection / "heads.json"), "--collection", str(collection), "--device", "cpu"]
+    return [
+        "--model",
+        str(model),
+        "--heads",
+        str(collection / "heads.json"),
+        "--collection",
+        str(collection),
+        "--device",
+        "cpu",
+    ]
 
 
 def index(model: Path, collection: Path, store: Path, *more: str) -> int:
@@ -68,20 +83,32 @@ def test_a_store_is_filled_described_verified_and_not_filled_again(
 ) -> None:
     store = tmp_path / "store"
     assert index(model, collection, store) == 0
-    assert "30 passages to add (0 are there), about" in caplog.text and "bytes per token" in caplog.text and "minutes" in caplog.text
+    assert (
+        "30 passages to add (0 are there), about" in caplog.text
+        and "bytes per token" in caplog.text
+        and "minutes" in caplog.text
+    )
     assert "30 passages added, 0 were there" in capsys.readouterr().out
     assert index(model, collection, store) == 0
     assert "0 passages added, 30 were there" in capsys.readouterr().out
     assert main(["index", "--store", str(store), "--info"]) == 0
     said = capsys.readouterr().out
     assert all(
-        part in said for part in ("4: 0:0, 1:3, 2:0, 2:1", "int8, pool 1, 32 bytes per token", "saturated  0 numbers", "branch_position 64")
+        part in said
+        for part in (
+            "4: 0:0, 1:3, 2:0, 2:1",
+            "int8, pool 1, 32 bytes per token",
+            "saturated  0 numbers",
+            "branch_position 64",
+        )
     )
     assert main(["index", "--store", str(store), "--verify"]) == 0
     assert "30 passages, all whole" in capsys.readouterr().out
 
 
-def test_rerank_and_benchmark_with_a_store_give_the_scores_without_one(model: Path, collection: Path, tmp_path: Path) -> None:
+def test_rerank_and_benchmark_with_a_store_give_the_scores_without_one(
+    model: Path, collection: Path, tmp_path: Path
+) -> None:
     """An fp32 store that holds a part of the candidates; then the others are added."""
     part, store = tmp_path / "part.jsonl", tmp_path / "store"
     write_corpus(part, texts(NUM_PASSAGES)[::2])
@@ -89,12 +116,23 @@ def test_rerank_and_benchmark_with_a_store_give_the_scores_without_one(model: Pa
     assert main(["index", *model_of, "--corpus", str(part), "--store", str(store), "--dtype", "fp32"]) == 0
     reranking = ["rerank", *of(model, collection), "--dtype", "float32"]
     assert main([*reranking, "--output", str(tmp_path / "plain.txt")]) == 0
-    assert main([*reranking, "--output", str(tmp_path / "mixed.txt"), "--store", str(store), "--key-cache-mb", "0"]) == 0
+    assert (
+        main([*reranking, "--output", str(tmp_path / "mixed.txt"), "--store", str(store), "--key-cache-mb", "0"]) == 0
+    )
     assert len(PassageStore(store)) == NUM_PASSAGES // 2
     assert main([*reranking, "--output", str(tmp_path / "added.txt"), "--store", str(store), "--store-add"]) == 0
     assert len(PassageStore(store)) == NUM_PASSAGES and verify(store)[1] == []
     matrix = ["benchmark", "run", "--models", str(model), "--methods", "headrank", "--benchmarks", str(collection)]
-    matrix += ["--heads", str(collection / "heads.json"), "--device", "cpu", "--dtype", "float32", "--store", str(store)]
+    matrix += [
+        "--heads",
+        str(collection / "heads.json"),
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+        "--store",
+        str(store),
+    ]
     assert main([*matrix, "--output", str(tmp_path / "cells")]) == 0
     plain = scores(tmp_path / "plain.txt")
     for run in (tmp_path / "mixed.txt", tmp_path / "added.txt", next((tmp_path / "cells").rglob("run.txt"))):
@@ -105,7 +143,11 @@ def test_rerank_and_benchmark_with_a_store_give_the_scores_without_one(model: Pa
 
 def test_only_the_candidates_of_a_run_are_indexed_if_asked_for(model: Path, collection: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
-    run = [f"q{number} Q0 d{5 * number + place} {place + 1} {9 - place} bm25\n" for number in range(3) for place in range(6)]
+    run = [
+        f"q{number} Q0 d{5 * number + place} {place + 1} {9 - place} bm25\n"
+        for number in range(3)
+        for place in range(6)
+    ]
     (collection / "run.bm25.txt").write_text("".join(run))
     (tmp_path / "only").write_text("q0\nq2\n")
     assert index(model, collection, store, "--depth", "3", "--only", str(tmp_path / "only")) == 0
@@ -122,15 +164,21 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_an_index_run_killed_by_sigkill_keeps_what_it_committed_and_goes_on(model: Path, collection: Path, tmp_path: Path) -> None:
-    """Killed several times, at the next commit each time, then run to its end: the same keys as of a run that nobody disturbed."""
+def test_an_index_run_killed_by_sigkill_keeps_what_it_committed_and_goes_on(
+    model: Path, collection: Path, tmp_path: Path
+) -> None:
+    """Killed several times, at the next commit each time, then run to its end: the same keys as of a run that nobody
+    disturbed.
+    """
     passages = texts(2400, longest=40)
     write_corpus(collection / "corpus.jsonl", passages)
     store, whole = tmp_path / "store", tmp_path / "whole"
     command = [sys.executable, "-c", KILLED, "index", *of(model, collection), "--store", str(store), "--dtype", "fp32"]
     committed = 0
     for _ in range(2):
-        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"}) as process:
+        with subprocess.Popen(
+            command, cwd=ROOT, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        ) as process:
             while process.poll() is None and records_in(store) <= committed:
                 time.sleep(0.002)
             os.kill(process.pid, signal.SIGKILL)
@@ -162,9 +210,13 @@ def test_a_smaller_store_is_made_from_a_larger_one_without_computing(
     assert main(converting) == 0 and "0 passages converted, 30 were there" in capsys.readouterr().out
     assert index(model, collection, direct, "--pool", "2", "--compute-dtype", "float32") == 0
     one, other = PassageStore(small), PassageStore(direct)
-    assert (one.header.pairs, one.header.dtype, one.header.pool) == (other.header.pairs, "int8", 2) and verify(small) == (NUM_PASSAGES, [])
+    assert (one.header.pairs, one.header.dtype, one.header.pool) == (other.header.pairs, "int8", 2) and verify(
+        small
+    ) == (NUM_PASSAGES, [])
     assert main(["rerank", *of(model, collection), "--store", str(small), "--output", str(tmp_path / "small.txt")]) == 0
-    assert main(["rerank", *of(model, collection), "--store", str(direct), "--output", str(tmp_path / "direct.txt")]) == 0
+    assert (
+        main(["rerank", *of(model, collection), "--store", str(direct), "--output", str(tmp_path / "direct.txt")]) == 0
+    )
     for query, found in scores(tmp_path / "small.txt").items():  # scales were measured on other samples
         expected = scores(tmp_path / "direct.txt")[query]
         assert np.corrcoef([found[doc] for doc in expected], list(expected.values()))[0, 1] > 0.999
@@ -244,10 +296,22 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(
     assert not (tmp_path / "store" / "store.json").exists()
 
 
-def test_the_doctor_looks_at_a_store(model: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_doctor_looks_at_a_store(
+    model: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store = tmp_path / "store"
     assert index(model, collection, store) == 0
-    asking = ["doctor", "--part", "environment", "--model", str(model), "--heads", str(collection / "heads.json"), "--device", "cpu"]
+    asking = [
+        "doctor",
+        "--part",
+        "environment",
+        "--model",
+        str(model),
+        "--heads",
+        str(collection / "heads.json"),
+        "--device",
+        "cpu",
+    ]
     assert main([*asking, "--store", str(store)]) == 0
     said = capsys.readouterr().out
     assert "30 passages in int8" in said and "fits the model and its heads" in said

@@ -1,4 +1,6 @@
-"""Every adapter against the real package: the order is HeadRankReranker's own, and what the ecosystem hands over survives."""
+"""Every adapter against the real package: the order is HeadRankReranker's own, and what the ecosystem hands over
+survives.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def test_a_title_changes_the_scores_so_a_lost_one_is_seen(plain: np.ndarray, tit
 
 
 class TestSharedReranker:
-    def test_lists_keep_their_order_and_empty_ones_cost_nothing(self, reranker: HeadRankReranker, plain: np.ndarray) -> None:
+    def test_lists_keep_their_order_and_empty_ones_cost_nothing(
+        self, reranker: HeadRankReranker, plain: np.ndarray
+    ) -> None:
         shared = SharedReranker(RerankerSettings("nowhere"), reranker)
         assert shared.score_lists([(QUERY, []), (QUERY, TEXTS), ("other", [])]) == [[], plain.tolist(), []]
         assert SharedReranker(RerankerSettings("nowhere")).rank(QUERY, []) == []  # not even a model is asked for
@@ -108,7 +112,9 @@ class TestSharedReranker:
         assert asyncio.run(all_at_once()) == expected
         assert asyncio.run(all_at_once()) == expected  # a second event loop
 
-    def test_copies_share_the_model_and_pickles_carry_only_settings(self, model: str, reranker: HeadRankReranker) -> None:
+    def test_copies_share_the_model_and_pickles_carry_only_settings(
+        self, model: str, reranker: HeadRankReranker
+    ) -> None:
         shared = SharedReranker(RerankerSettings(model, "all"), reranker)
         assert copy.deepcopy(shared).load() is reranker
         travelled = pickle.dumps(shared)
@@ -116,7 +122,12 @@ class TestSharedReranker:
         assert pickle.loads(travelled).rank(QUERY, TEXTS) == shared.rank(QUERY, TEXTS)
 
     def test_a_title_that_is_not_text_is_no_title(self) -> None:
-        assert document_from("text", {"title": 3}) == document_from("text", {"title": ""}) == document_from("text", {}) == "text"
+        assert (
+            document_from("text", {"title": 3})
+            == document_from("text", {"title": ""})
+            == document_from("text", {})
+            == "text"
+        )
         assert document_from("text", {"name": "N", "title": "T"}, "name") == {"title": "N", "text": "text"}
         assert document_from("text", {"title": "T"}, None) == "text"
 
@@ -148,11 +159,15 @@ class TestSentenceTransformers:
         assert isinstance(encoder.predict(pairs[0]), np.float32)
         assert encoder.predict(pairs, convert_to_tensor=True).shape == (4,)
         listed = encoder.predict(pairs, convert_to_numpy=False)
-        assert isinstance(listed, list) and all(isinstance(score, torch.Tensor) and score.dim() == 0 for score in listed)
+        assert isinstance(listed, list) and all(
+            isinstance(score, torch.Tensor) and score.dim() == 0 for score in listed
+        )
 
     def test_rank_is_the_rerankers_own(self, encoder, reranker) -> None:
         asked = {"top_k": 3, "return_documents": True}
-        assert encoder.rank(QUERY, TEXTS, **asked, batch_size=32, show_progress_bar=True) == reranker.rank(QUERY, TEXTS, **asked)
+        assert encoder.rank(QUERY, TEXTS, **asked, batch_size=32, show_progress_bar=True) == reranker.rank(
+            QUERY, TEXTS, **asked
+        )
 
     def test_what_only_a_classifier_could_obey_is_refused(self, encoder) -> None:
         with pytest.raises(InputError, match="activation_fn"):
@@ -175,7 +190,10 @@ class TestLangChain:
     def documents(self) -> list:
         core = pytest.importorskip("langchain_core.documents", reason=REASON)
         titles = [{"title": title} if title else {} for title in TITLES]
-        return [core.Document(text, id=f"d{place}", metadata={"place": place, **titles[place]}) for place, text in enumerate(TEXTS)]
+        return [
+            core.Document(text, id=f"d{place}", metadata={"place": place, **titles[place]})
+            for place, text in enumerate(TEXTS)
+        ]
 
     def test_order_scores_ids_and_metadata_are_kept_and_the_originals_untouched(self, documents, model, titled) -> None:
         from headrank.integrations.langchain import HeadRankCompressor
@@ -190,7 +208,9 @@ class TestLangChain:
         from headrank.integrations.langchain import HeadRankCompressor
 
         compressor = HeadRankCompressor(reranker=reranker, top_n=None, title_key=None)
-        assert asyncio.run(compressor.acompress_documents(documents, QUERY)) == compressor.compress_documents(documents, QUERY)
+        assert asyncio.run(compressor.acompress_documents(documents, QUERY)) == compressor.compress_documents(
+            documents, QUERY
+        )
         assert compressor.compress_documents([], QUERY) == []
         assert "reranker" not in compressor.model_dump()
 
@@ -200,7 +220,9 @@ class TestLangChain:
         from headrank.integrations.langchain import HeadRankCompressor
 
         compressor = HeadRankCompressor(reranker=reranker, top_n=1)
-        chain = RunnableLambda(lambda query: compressor.compress_documents(documents, query)) | (lambda found: found[0].id)
+        chain = RunnableLambda(lambda query: compressor.compress_documents(documents, query)) | (
+            lambda found: found[0].id
+        )
         assert chain.invoke(QUERY) == compressor.compress_documents(documents, QUERY)[0].id
 
     def test_a_misspelt_setting_is_refused(self, documents) -> None:
@@ -234,8 +256,13 @@ class TestLlamaIndex:
 
         postprocessor = HeadRankPostprocessor(reranker=reranker, model=model, heads="all", keep_retrieval_score=True)
         found = asyncio.run(postprocessor.apostprocess_nodes(nodes, query_str=QUERY))
-        assert [item.score for item in found] == [item.score for item in postprocessor.postprocess_nodes(nodes, query_str=QUERY)]
-        assert all(item.node.metadata["retrieval_score"] == 0.5 for item in found) and "retrieval_score" not in nodes[0].node.metadata
+        assert [item.score for item in found] == [
+            item.score for item in postprocessor.postprocess_nodes(nodes, query_str=QUERY)
+        ]
+        assert (
+            all(item.node.metadata["retrieval_score"] == 0.5 for item in found)
+            and "retrieval_score" not in nodes[0].node.metadata
+        )
         again = HeadRankPostprocessor.from_dict(postprocessor.to_dict())
         assert (again.model, again.heads, again.keep_retrieval_score) == (model, "all", True)
 
@@ -292,7 +319,9 @@ class TestRerankers:
         assert [result.rank for result in found] == [1, 2, 3, 4] and found.has_scores
         assert [result.doc_id for result in found.top_k(2)] == ["abcd"[place] for place in best_first(titled)[:2]]
         assert found.get_score_by_docid("a") == float(titled[0])
-        assert [result.doc_id for result in asyncio.run(ranker.rank_async(QUERY, TEXTS))] == best_first(ranker_scores(ranker))
+        assert [result.doc_id for result in asyncio.run(ranker.rank_async(QUERY, TEXTS))] == best_first(
+            ranker_scores(ranker)
+        )
         assert ranker.rank(QUERY, []).results == []
 
     def test_one_document_alone_has_a_score(self, model) -> None:
@@ -312,7 +341,8 @@ class TestIrMeasures:
         from headrank.integrations.ir_measures import rerank_run
 
         docs = [ScoredDoc("1", doc_id, score) for doc_id, score in RUN["1"].items()]
-        frame = types.SimpleNamespace(itertuples=lambda: iter(docs))  # what is used of a data frame; pandas is in 'make test-integrations'
+        # what is used of a data frame; pandas is in 'make test-integrations'
+        frame = types.SimpleNamespace(itertuples=lambda: iter(docs))
         forms = [docs, iter(docs), RUN, frame]
         found = [rerank_run(form, {"1": QUERY}, DOCUMENTS, reranker) for form in forms]
         assert found[0] == [ScoredDoc("1", "abcd"[place], float(plain[place])) for place in best_first(plain)]
@@ -358,7 +388,9 @@ def ranker_scores(ranker: object) -> np.ndarray:
         ("with_ir_measures", "ir_measures"),
     ],
 )
-def test_the_example_runs(name: str, package: str, model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_the_example_runs(
+    name: str, package: str, model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     pytest.importorskip(package, reason=REASON)
     monkeypatch.setattr(sys, "argv", [f"{name}.py", model, "all"])
     runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")

@@ -1,4 +1,6 @@
-"""Benchmarks from ir_datasets: the real package with a tiny data set made here, and one line when it is not installed."""
+"""Benchmarks from ir_datasets: the real package with a tiny data set made here, and one line when it is not
+installed.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (tmp_path / "queries.tsv").write_text("q1\tcost of  concrete\nq2\tviolin strings\nq3\tnobody judged this\n")
     (tmp_path / "qrels.txt").write_text("q1 0 d3 2\nq1 0 d1 1\nq2 0 d2 1\n")
     dataset = package.create_dataset(
-        docs_tsv=str(tmp_path / "docs.tsv"), queries_tsv=str(tmp_path / "queries.tsv"), qrels_trec=str(tmp_path / "qrels.txt")
+        docs_tsv=str(tmp_path / "docs.tsv"),
+        queries_tsv=str(tmp_path / "queries.tsv"),
+        qrels_trec=str(tmp_path / "qrels.txt"),
     )
     package.registry.register(TINY, dataset)
     yield TINY
@@ -46,7 +50,10 @@ def test_a_data_set_becomes_a_benchmark(tiny: str, tmp_path: Path, capsys: pytes
     made = Collection.open(tmp_path / "home" / "fiqa")
     assert made.queries() == {"q1": "cost of concrete", "q2": "violin strings"}
     assert made.qrels() == {"q1": {"d3": 2, "d1": 1}, "q2": {"d2": 1}}
-    assert {query_id: [row.doc_id for row in rows] for query_id, rows in made.run().items()} == {"q1": ["d3", "d1"], "q2": ["d2"]}
+    assert {query_id: [row.doc_id for row in rows] for query_id, rows in made.run().items()} == {
+        "q1": ["d3", "d1"],
+        "q2": ["d2"],
+    }
     assert made.documents()["d3"].text == "concrete is cheap"
 
 

@@ -1,4 +1,6 @@
-"""Which kernels a run asks for: the environment that Transformer Engine and NCCL read, one length for overlapped collectives, fusions."""
+"""Which kernels a run asks for: the environment that Transformer Engine and NCCL read, one length for overlapped
+collectives, fusions.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def test_overlapped_collectives_have_buffers_of_the_length_that_every_batch_gets
     from megatron_patches.training.batches import length_multiple
 
     asked = {}
-    base = SimpleNamespace(initialize_ub=lambda **how: asked.update(how), UserBufferQuantizationMode=SimpleNamespace(NONE="none"))
+    base = SimpleNamespace(
+        initialize_ub=lambda **how: asked.update(how), UserBufferQuantizationMode=SimpleNamespace(NONE="none")
+    )
     engine = types.ModuleType("transformer_engine.pytorch")
     engine.module = SimpleNamespace(base=base)
     monkeypatch.setitem(sys.modules, "transformer_engine", types.ModuleType("transformer_engine"))

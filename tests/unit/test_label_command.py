@@ -29,7 +29,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class RerankServer(ThreadingHTTPServer):
-    """A Cohere-compatible server: a passage scores the last number in it. ``script`` holds statuses to answer with first."""
+    """A Cohere-compatible server: a passage scores the last number in it. ``script`` holds statuses to answer with
+    first.
+    """
 
     script: list[int]
     asked: list[tuple[dict[str, str], dict[str, Any]]]
@@ -52,7 +54,9 @@ class RerankHandler(BaseHTTPRequestHandler):
         if self.server.answers_left < 0:
             self.server.gone.wait(60)
             return
-        results = [{"index": i, "relevance_score": float(text.split("-")[-1])} for i, text in enumerate(body["documents"])]
+        results = [
+            {"index": i, "relevance_score": float(text.split("-")[-1])} for i, text in enumerate(body["documents"])
+        ]
         results.sort(key=lambda row: -row["relevance_score"])
         payload = json.dumps({"results": results} if status == 200 else {"message": "no"}).encode()
         self.send_response(status)
@@ -85,7 +89,18 @@ def collection_of(folder: Path, num_queries: int = 12, num_documents: int = 4) -
 
 
 def call(folder: Path, server: RerankServer, output: Path, *more: str) -> list[str]:
-    return ["label", "--collection", str(folder), "--teacher", server.url, "--api-model", "m", "--output", str(output), *more]
+    return [
+        "label",
+        "--collection",
+        str(folder),
+        "--teacher",
+        server.url,
+        "--api-model",
+        "m",
+        "--output",
+        str(output),
+        *more,
+    ]
 
 
 class PlaceTeacher:
@@ -116,7 +131,11 @@ def test_an_endpoints_scores_become_a_run_and_its_key_stays_secret(
     headers, body = server.asked[0]
     assert headers["Authorization"] == "Bearer very-secret" and body["model"] == "m" and body["top_n"] == 3
     known = json.loads(Path(f"{output}.json").read_text())
-    assert known["format"] == "headrank-labels/1" and known["is_complete"] and (known["queries"], known["passages"]) == (3, 9)
+    assert (
+        known["format"] == "headrank-labels/1"
+        and known["is_complete"]
+        and (known["queries"], known["passages"]) == (3, 9)
+    )
     assert known["inputs"]["teacher"]["name"] == "m" and known["inputs"]["settings"]["ranks"] == [1, 2, 4]
     assert set(known["inputs"]["files"]) == {"queries.tsv", "corpus.jsonl", "run.bm25.txt"}
     assert "very-secret" not in Path(f"{output}.json").read_text() + "".join(capsys.readouterr())
@@ -137,7 +156,9 @@ def test_a_busy_server_is_asked_again_and_a_refusal_is_one_line(
 
 def test_the_key_may_be_in_a_file(tmp_path: Path, server: RerankServer) -> None:
     (tmp_path / "key").write_text("from-a-file\n")
-    words = call(collection_of(tmp_path / "web", 1), server, tmp_path / "a.trec", "--api-key-file", str(tmp_path / "key"))
+    words = call(
+        collection_of(tmp_path / "web", 1), server, tmp_path / "a.trec", "--api-key-file", str(tmp_path / "key")
+    )
     assert main(words) == 0
     assert server.asked[0][0]["Authorization"] == "Bearer from-a-file"
 
@@ -148,7 +169,8 @@ def test_a_killed_run_goes_on_and_loses_and_doubles_nothing(tmp_path: Path, serv
     words = [sys.executable, "-m", "headrank", *call(folder, server, output)]
     process = subprocess.Popen(words, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
-    while len(server.asked) < 24 and time.monotonic() < deadline:  # two whole calls of 8, four of the third, four that hang
+    # two whole calls of 8, four of the third, four that hang
+    while len(server.asked) < 24 and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -161,13 +183,19 @@ def test_a_killed_run_goes_on_and_loses_and_doubles_nothing(tmp_path: Path, serv
     server.asked.clear()
     server.answers_left = 1_000_000
     assert main(call(folder, server, output)) == 0
-    assert len(server.asked) == 24 and not {f"query {query_id}" for query_id in finished} & {body["query"] for _, body in server.asked}
+    assert len(server.asked) == 24 and not {f"query {query_id}" for query_id in finished} & {
+        body["query"] for _, body in server.asked
+    }
     run = read_run(output)
     assert set(run) == {f"q{number}" for number in range(40)} and all(len(rows) == 4 for rows in run.values())
 
 
 def test_a_deadline_writes_what_is_there_and_the_next_call_goes_on(tmp_path: Path) -> None:
-    collection, output, teacher = Collection.open(collection_of(tmp_path / "web", 30)), tmp_path / "web.trec", PlaceTeacher()
+    collection, output, teacher = (
+        Collection.open(collection_of(tmp_path / "web", 30)),
+        tmp_path / "web.trec",
+        PlaceTeacher(),
+    )
     counts = label_collection(collection, lambda: teacher, output, LabelSettings(), deadline=time.monotonic() - 1)
     assert (counts.now, counts.total, counts.is_complete) == (8, 30, False) and len(read_run(output)) == 8
     first = PlaceTeacher(fail_after=8)
@@ -197,7 +225,12 @@ def test_what_was_made_otherwise_is_refused_with_the_reason(tmp_path: Path, chan
     else:
         label_collection(Collection.open(folder), PlaceTeacher, output, settings)
     before = output.read_bytes()
-    said = {"ranks": "ranks was", "corpus": "corpus.jsonl changed", "teacher": "teacher.name was place", "foreign": "not made by"}
+    said = {
+        "ranks": "ranks was",
+        "corpus": "corpus.jsonl changed",
+        "teacher": "teacher.name was place",
+        "foreign": "not made by",
+    }
     teacher = PlaceTeacher()
     if change == "ranks":
         settings = LabelSettings(ranks=(1, 3))
@@ -217,7 +250,9 @@ def test_scores_that_are_not_finite_stop_the_run_and_name_the_query(tmp_path: Pa
             return [scores * np.nan for scores in super().score_lists(lists)]
 
     with pytest.raises(InputError, match="query 'q0'"):
-        label_collection(Collection.open(collection_of(tmp_path / "web", 1)), Broken, tmp_path / "web.trec", LabelSettings())
+        label_collection(
+            Collection.open(collection_of(tmp_path / "web", 1)), Broken, tmp_path / "web.trec", LabelSettings()
+        )
     assert not (tmp_path / "web.trec").exists()
 
 

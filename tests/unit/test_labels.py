@@ -27,11 +27,15 @@ from tests.toy_collections import make_collection
 
 BOUNDED = settings(max_examples=50, deadline=None)
 score_batch = st.lists(st.floats(-12, 12, width=16), min_size=1, max_size=25)
-boundary_lists = st.lists(st.floats(0.05, 0.95), min_size=1, max_size=4, unique=True).map(lambda values: tuple(sorted(values)))
+boundary_lists = st.lists(st.floats(0.05, 0.95), min_size=1, max_size=4, unique=True).map(
+    lambda values: tuple(sorted(values))
+)
 
 
 def slow_quantile_grades(scores: list[float], quantiles: tuple[float, ...]) -> list[int]:
-    """A score reaches a quantile when it is at least the first score, from below, with that share of the gaps beneath it."""
+    """A score reaches a quantile when it is at least the first score, from below, with that share of the gaps
+    beneath it.
+    """
     ascending = sorted(scores)
     reached = [ascending[math.ceil(round(quantile * (len(scores) - 1), 9))] for quantile in quantiles]
     return [sum(score >= level for level in reached) for score in scores]
@@ -59,7 +63,9 @@ def test_thresholds_are_on_the_teachers_own_scale() -> None:
 
 @BOUNDED
 @given(scores=score_batch, quantiles=boundary_lists)
-def test_a_better_score_never_has_a_lower_grade_and_equal_ones_have_the_same(scores: list[float], quantiles: tuple[float, ...]) -> None:
+def test_a_better_score_never_has_a_lower_grade_and_equal_ones_have_the_same(
+    scores: list[float], quantiles: tuple[float, ...]
+) -> None:
     grades = grades_from_scores(scores, GradeSettings("quantiles", quantiles))
     for one, grade in zip(scores, grades, strict=True):
         for other, lower in zip(scores, grades, strict=True):
@@ -70,8 +76,17 @@ def test_a_better_score_never_has_a_lower_grade_and_equal_ones_have_the_same(sco
 def test_judgements_may_replace_the_teacher_or_lift_known_positives_to_the_top() -> None:
     keep, positives = GradeSettings(qrels="keep"), GradeSettings(qrels="positives")
     assert merged_grade(2, 1, GradeSettings()) == (2, "teacher")
-    assert [merged_grade(2, judged, keep) for judged in (None, 0, 1, -2)] == [(2, "teacher"), (0, "qrels"), (1, "qrels"), (0, "qrels")]
-    assert [merged_grade(2, judged, positives) for judged in (None, 0, 1)] == [(2, "teacher"), (2, "teacher"), (3, "qrels")]
+    assert [merged_grade(2, judged, keep) for judged in (None, 0, 1, -2)] == [
+        (2, "teacher"),
+        (0, "qrels"),
+        (1, "qrels"),
+        (0, "qrels"),
+    ]
+    assert [merged_grade(2, judged, positives) for judged in (None, 0, 1)] == [
+        (2, "teacher"),
+        (2, "teacher"),
+        (3, "qrels"),
+    ]
     assert merged_grade(None, None, positives) == (None, None)
 
 
@@ -133,9 +148,20 @@ def documents_of(output: Path) -> dict[str, dict[str, Any]]:
 def test_pairs_from_a_teachers_run_alone_need_no_judgements(tmp_path: Path) -> None:
     collection = make_collection(tmp_path / "web", {"q1": [None] * 5, "q2": [None] * 3})
     (tmp_path / "web" / "qrels.txt").unlink()
-    scores = {"q1": {f"dq1-{i}": score for i, score in enumerate([0.5, 7.25, -3.0, -8.0])}}  # dq1-4 and q2 have no label
+    # dq1-4 and q2 have no label
+    scores = {"q1": {f"dq1-{i}": score for i, score in enumerate([0.5, 7.25, -3.0, -8.0])}}
     run = teacher_scores(tmp_path, "teacher.trec", scores)
-    words = ["pairs", "--collection", str(collection.queries_path.parent), "--labels", str(run), "--label-thresholds", "-4", "0", "4"]
+    words = [
+        "pairs",
+        "--collection",
+        str(collection.queries_path.parent),
+        "--labels",
+        str(run),
+        "--label-thresholds",
+        "-4",
+        "0",
+        "4",
+    ]
     assert main([*words, "--output", str(tmp_path / "out")]) == 0
     (context,) = iterate_contexts(tmp_path / "out" / "contexts.jsonl")
     assert [(d.grade, d.teacher_score, d.grade_from) for d in context.documents] == [
@@ -146,7 +172,11 @@ def test_pairs_from_a_teachers_run_alone_need_no_judgements(tmp_path: Path) -> N
         (None, None, None),
     ]
     pairs = [json.loads(line) for line in (tmp_path / "out" / "pairs.jsonl").read_text().splitlines()]
-    assert [(pair["chosen"], pair["rejected"]) for pair in pairs] == [("dq1-0", "dq1-2"), ("dq1-1", "dq1-0"), ("dq1-2", "dq1-3")]
+    assert [(pair["chosen"], pair["rejected"]) for pair in pairs] == [
+        ("dq1-0", "dq1-2"),
+        ("dq1-1", "dq1-0"),
+        ("dq1-2", "dq1-3"),
+    ]
 
 
 def test_the_summary_names_the_run_its_bytes_the_grades_and_the_teacher(tmp_path: Path) -> None:
@@ -177,7 +207,10 @@ def test_teacher_scores_reach_the_sample_in_the_order_of_its_documents(tmp_path:
     make_collection(tmp_path / "web", {"q1": [None] * 6})
     scores = {f"dq1-{i}": 10.0 - 3 * i for i in range(5)}  # the sixth has none
     run = teacher_scores(tmp_path, "web.trec", {"q1": scores})
-    assert main(["pairs", "--collection", str(tmp_path / "web"), "--labels", str(run), "--output", str(tmp_path / "out")]) == 0
+    assert (
+        main(["pairs", "--collection", str(tmp_path / "web"), "--labels", str(run), "--output", str(tmp_path / "out")])
+        == 0
+    )
     encoder = PromptEncoder(tiny_tokenizer(), PromptTemplate())
     data = TrainingSet(tmp_path / "out", encoder, permutations=permutations)
     for number in range(len(data)):
@@ -213,7 +246,8 @@ def test_all_passages_of_a_list_are_cut_to_the_same_number_of_words_and_lists_to
     words = ["pairs", "--collection", str(tmp_path / "web"), "--list-words", "2", "4", "300", "--output"]
     assert main([*words, str(tmp_path / "out")]) == main([*words, str(tmp_path / "again")]) == 0
     lengths = [
-        {len(document.text.split()) for document in context.documents} for context in iterate_contexts(tmp_path / "out" / "contexts.jsonl")
+        {len(document.text.split()) for document in context.documents}
+        for context in iterate_contexts(tmp_path / "out" / "contexts.jsonl")
     ]
     assert all(len(found) == 1 for found in lengths) and set.union(*lengths) == {2, 4, 6}
     assert (tmp_path / "out" / "contexts.jsonl").read_bytes() == (tmp_path / "again" / "contexts.jsonl").read_bytes()
@@ -229,7 +263,9 @@ def test_all_passages_of_a_list_are_cut_to_the_same_number_of_words_and_lists_to
         (["--sublists-by", "score"], "--sublists-by is about sub-lists; add --sublists N"),
     ],
 )
-def test_mistakes_with_labels_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+def test_mistakes_with_labels_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
     make_collection(tmp_path / "web", {"q1": [1, 0]})
     call = ["pairs", "--collection", str(tmp_path / "web"), "--output", str(tmp_path / "out")]
     assert main([*call, *(word.format(folder=tmp_path) for word in words)]) == 2

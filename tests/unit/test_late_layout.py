@@ -1,4 +1,6 @@
-"""The late layout: against transformers' eager attention with an explicit mask, and what makes it late: lists do not matter."""
+"""The late layout: against transformers' eager attention with an explicit mask, and what makes it late: lists do not
+matter.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from transformers import AutoModel, AutoTokenizer
 
 from headrank.errors import InputError
 from headrank.method.heads import HeadSet
-from headrank.method.late_layout import PassageKeys, QueryVectors, key_pairs, late_head_values, late_scores, passage_log_sums
+from headrank.method.late_layout import (
+    PassageKeys,
+    QueryVectors,
+    key_pairs,
+    late_head_values,
+    late_scores,
+    passage_log_sums,
+)
 from headrank.method.late_prompt import LateEncoder, late_limit
 from headrank.method.prompt import PromptTemplate
 from headrank.method.readout import Readout
@@ -31,7 +40,11 @@ DOCUMENTS = [
     ("", "A"),
 ]
 PROMPT = PromptTemplate(
-    opening="<|im_start|>user\n", instruction="Query: ", use_chat_template=False, document_layout="late", branch_position=64
+    opening="<|im_start|>user\n",
+    instruction="Query: ",
+    use_chat_template=False,
+    document_layout="late",
+    branch_position=64,
 )
 EXACT_FAMILIES = ("qwen3", "qwen2", "llama", "gemma3")
 WINDOW = 160
@@ -41,7 +54,9 @@ def random_case(seed: int = 0) -> tuple[QueryVectors, PassageKeys, tuple[int, ..
     """Two queries of 3 and 2 rows, three passages of 4, 2 and 0 tokens, three heads on two key pairs."""
     generator = torch.Generator().manual_seed(seed)
     weights_UR = torch.tensor([[1 / 3, 1 / 3, 1 / 3], [0.5, 0.5, 0.0]])
-    queries = QueryVectors(torch.randn(2, 3, 3, 8, generator=generator), torch.randn(2, 3, 3, generator=generator), weights_UR)
+    queries = QueryVectors(
+        torch.randn(2, 3, 3, 8, generator=generator), torch.randn(2, 3, 3, generator=generator), weights_UR
+    )
     return queries, PassageKeys(torch.randn(3, 2, 4, 8, generator=generator), torch.tensor([4, 2, 0])), (1, 0, 1)
 
 
@@ -56,7 +71,9 @@ def test_scores_equal_a_loop_over_heads_rows_and_tokens() -> None:
                 for row in range(num_rows):
                     vector = queries.vectors_UKRD[query, head, row].tolist()
                     keys = passages.keys_NATD[passage, pair, :length].tolist()
-                    mass = math.fsum(math.exp(math.fsum(q * k for q, k in zip(vector, key, strict=True))) for key in keys)
+                    mass = math.fsum(
+                        math.exp(math.fsum(q * k for q, k in zip(vector, key, strict=True))) for key in keys
+                    )
                     ratio = mass * math.exp(-float(queries.opening_UKR[query, head, row]) - float(offsets_K[head]))
                     expected += float(weights_K[head]) * math.log(ratio + floor) / num_rows
             assert float(scores_UN[query, passage]) == pytest.approx(expected, abs=1e-4)
@@ -67,7 +84,9 @@ def test_a_hand_computed_late_score() -> None:
     """q.k = 1 and 2 on two tokens, 0 over the opening, weight 2: 2 log(e + e^2)."""
     queries = QueryVectors(torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1), torch.ones(1, 1))
     passages = PassageKeys(torch.tensor([[[[1.0], [2.0], [77.0]]]]), torch.tensor([2]))
-    assert float(late_scores(queries, passages, (0,), torch.tensor([2.0]))) == pytest.approx(2 * math.log(math.e + math.e**2))
+    assert float(late_scores(queries, passages, (0,), torch.tensor([2.0]))) == pytest.approx(
+        2 * math.log(math.e + math.e**2)
+    )
 
 
 def test_heads_sharded_over_ranks_add_up_and_gradients_are_finite() -> None:
@@ -90,7 +109,9 @@ def test_padding_and_other_passages_change_no_bit_of_a_score() -> None:
     scores_UN = late_scores(queries, passages, pair_of_head, torch.ones(3), floor=0.1)
     for passage in (0, 1):
         alone = PassageKeys(passages.keys_NATD[passage : passage + 1], passages.lengths_N[passage : passage + 1])
-        assert torch.equal(late_scores(queries, alone, pair_of_head, torch.ones(3), floor=0.1)[:, 0], scores_UN[:, passage])
+        assert torch.equal(
+            late_scores(queries, alone, pair_of_head, torch.ones(3), floor=0.1)[:, 0], scores_UN[:, passage]
+        )
 
 
 def test_key_pairs_name_each_group_once() -> None:
@@ -112,7 +133,10 @@ def late_reader(directory: Path, heads: HeadSet | None = None) -> LateReader:
 
 
 def scores_of(reader: LateReader, query: str, documents: list[tuple[str, str]]) -> list[float]:
-    passages, vectors = reader.encoder.encode_passages(documents), reader.query_vectors(reader.encoder.encode_query(query))
+    passages, vectors = (
+        reader.encoder.encode_passages(documents),
+        reader.query_vectors(reader.encoder.encode_query(query)),
+    )
     scores = [0.0] * len(documents)
     for indices, keys in reader.passage_keys(passages):
         for index, score in zip(indices, reader.scores(vectors, keys).tolist(), strict=True):
@@ -129,8 +153,8 @@ def model_directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.Tem
 def eager_head_values(directory: Path, query: str, document: tuple[str, str], heads: HeadSet) -> list[list[float]]:
     """[layer][head] of mean_i log(passage mass / opening mass), from transformers' eager attention over one sequence.
 
-    [opening | passage | branch]; the branch's mask hides the passage in every layer but the one that is measured, so that what is
-    measured was mixed with no passage.
+    [opening | passage | branch]; the branch's mask hides the passage in every layer but the one that is measured, so
+    that what is measured was mixed with no passage.
     """
     model = AutoModel.from_pretrained(directory, attn_implementation="eager", dtype=torch.float32).eval()
     encoder = LateEncoder(AutoTokenizer.from_pretrained(directory), heads.prompt)
@@ -146,7 +170,11 @@ def eager_head_values(directory: Path, query: str, document: tuple[str, str], he
 
     def mask(values: torch.Tensor) -> Any:
         is_mixed = "sliding_attention" in (getattr(model.config, "layer_types", None) or [])
-        return dict.fromkeys(("full_attention", "sliding_attention"), values[None, None]) if is_mixed else values[None, None]
+        return (
+            dict.fromkeys(("full_attention", "sliding_attention"), values[None, None])
+            if is_mixed
+            else values[None, None]
+        )
 
     values = []
     for layer in range(model.config.num_hidden_layers):
@@ -156,7 +184,11 @@ def eager_head_values(directory: Path, query: str, document: tuple[str, str], he
         with torch.no_grad():
             ids = torch.tensor([[int(token) for part in parts for token in part]])
             output = model(
-                ids, position_ids=torch.tensor([positions]), attention_mask=mask(hidden), output_attentions=True, use_cache=False
+                ids,
+                position_ids=torch.tensor([positions]),
+                attention_mask=mask(hidden),
+                output_attentions=True,
+                use_cache=False,
             )
         hook.remove()
         rows = output.attentions[layer][0].double()[:, second + branch.first_row :]
@@ -167,7 +199,13 @@ def eager_head_values(directory: Path, query: str, document: tuple[str, str], he
 def test_every_head_equals_eager_attention_with_an_explicit_mask(model_directory: Path) -> None:
     heads = every_head()
     plain = HeadSet(
-        heads.heads, "readout", "tiny", 4, 8, prompt=PROMPT, readout=Readout(weights=heads.readout.weights if heads.readout else ())
+        heads.heads,
+        "readout",
+        "tiny",
+        4,
+        8,
+        prompt=PROMPT,
+        readout=Readout(weights=heads.readout.weights if heads.readout else ()),
     )
     reader = late_reader(model_directory, plain)
     vectors = reader.query_vectors(reader.encoder.encode_query(QUERY))
@@ -182,7 +220,8 @@ def test_every_head_equals_eager_attention_with_an_explicit_mask(model_directory
     )
     deviation_K = expected_NK.std(0)
     assert (
-        np.abs((values_NK - values_NK.mean(0)) - (expected_NK - expected_NK.mean(0))) < 5 * OF_A_LISTS_DEVIATION * deviation_K + 2e-5
+        np.abs((values_NK - values_NK.mean(0)) - (expected_NK - expected_NK.mean(0)))
+        < 5 * OF_A_LISTS_DEVIATION * deviation_K + 2e-5
     ).all()
     weights = np.array(plain.readout.weights if plain.readout else ())
     scores, expected = scores_of(reader, QUERY, DOCUMENTS), expected_NK @ weights
@@ -192,7 +231,10 @@ def test_every_head_equals_eager_attention_with_an_explicit_mask(model_directory
 def test_a_score_is_the_same_bits_alone_in_any_list_and_in_any_order(model_directory: Path) -> None:
     reader = late_reader(model_directory)
     words = "the flea lives for two months and a floor costs six dollars".split()
-    documents = [("", " ".join(random.Random(number).choices(words, k=random.Random(number).randint(1, 12)))) for number in range(14)]
+    documents = [
+        ("", " ".join(random.Random(number).choices(words, k=random.Random(number).randint(1, 12))))
+        for number in range(14)
+    ]
     together = scores_of(reader, QUERY, documents)
     assert len(set(together)) > 7, "the scores differ"
     for seed in range(3):
@@ -223,10 +265,19 @@ def test_a_query_that_does_not_fit_is_named_with_its_remedy() -> None:
         ("gemma3", {"sliding_window": 80}, "sliding window of 80"),
         ("mistral", {"sliding_window": 72}, "sliding window of 72"),
         ("llama", {"max_position_embeddings": 90}, "context of 90"),
-        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}, "max_position_embeddings": 90}, "90"),
+        (
+            "llama",
+            {
+                "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4},
+                "max_position_embeddings": 90,
+            },
+            "90",
+        ),
     ],
 )
-def test_a_model_without_room_for_the_branch_is_refused_with_the_reason(family: str, changes: dict[str, Any], said: str) -> None:
+def test_a_model_without_room_for_the_branch_is_refused_with_the_reason(
+    family: str, changes: dict[str, Any], said: str
+) -> None:
     with pytest.raises(InputError, match=said):
         late_limit(tiny_config(family, **changes), PROMPT, "tiny")
 
@@ -246,7 +297,9 @@ def test_the_short_prompt_opens_the_users_turn_and_nothing_else(model_directory:
     template = PromptTemplate.short(tokenizer, document_layout="late")
     assert (template.opening, template.instruction) == ("<|im_start|>user\n", "Query: ")
     tokenizer.chat_template = None
-    assert PromptTemplate.short(tokenizer).opening == "\n", "without a template there is still something to compare with"
+    assert PromptTemplate.short(tokenizer).opening == "\n", (
+        "without a template there is still something to compare with"
+    )
 
 
 def test_log_sums_of_an_empty_passage_are_minus_infinity() -> None:

@@ -1,4 +1,6 @@
-"""Reranking with a late readout, and with log masses in one prompt: one interface, no score moved by a list, passages computed once."""
+"""Reranking with a late readout, and with log masses in one prompt: one interface, no score moved by a list,
+passages computed once.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ from tests.slow_reference import eager_attention
 from tests.tiny_models import make_tiny_model
 
 LATE = PromptTemplate(
-    opening="<|im_start|>user\n", instruction="Query: ", use_chat_template=False, document_layout="late", branch_position=64
+    opening="<|im_start|>user\n",
+    instruction="Query: ",
+    use_chat_template=False,
+    document_layout="late",
+    branch_position=64,
 )
 PAIRS = ((2, 3), (0, 1), (2, 0), (1, 7))
 READOUT = Readout(weights=(0.7, -1.5, 2.0, 0.4), floor=0.1, offsets=(-1.0, 0.5, 0.0, -2.0))
@@ -36,7 +42,9 @@ QUERIES = ("how long does a flea live", "how much do concrete floors cost", "why
 
 def texts(count: int, longest: int = 14) -> list[str]:
     words = "the flea lives for two months and a floor costs six dollars while rosin helps the bow".split()
-    return [" ".join(random.Random(number).choices(words, k=1 + number % longest)) + f" {number}" for number in range(count)]
+    return [
+        " ".join(random.Random(number).choices(words, k=1 + number % longest)) + f" {number}" for number in range(count)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +76,9 @@ class CountingReader:
 def test_heads_decide_how_a_list_is_read(reranker: LateReranker) -> None:
     assert reranker.layers_used == 3 == reranker.reader.loaded_layers
     parallel = dataclasses.replace(HEADS, prompt=PromptTemplate(document_layout="parallel"))
-    assert isinstance(HeadRankReranker.from_reader(AttentionReader.load(reranker.reader.name), parallel), PromptReranker)
+    assert isinstance(
+        HeadRankReranker.from_reader(AttentionReader.load(reranker.reader.name), parallel), PromptReranker
+    )
     rows = reranker.rank(QUERIES[0], texts(5), top_k=3, return_documents=True)
     assert len(rows) == 3 and rows[0]["score"] > rows[1]["score"] > rows[2]["score"] and rows[0]["text"] in texts(5)
     with pytest.raises(InputError, match="late layout only"):
@@ -96,7 +106,9 @@ def test_a_query_too_long_for_one_product_meets_its_passages_a_few_at_a_time_wit
     whole = HeadRankReranker.from_pretrained(directory, HEADS).score(QUERIES[0], documents)
     for most in (1, 20_000):
         monkeypatch.setattr("headrank.reranking.late_reranker._MOST_LOGITS", most)
-        np.testing.assert_array_equal(HeadRankReranker.from_pretrained(directory, HEADS).score(QUERIES[0], documents), whole)
+        np.testing.assert_array_equal(
+            HeadRankReranker.from_pretrained(directory, HEADS).score(QUERIES[0], documents), whole
+        )
 
 
 def test_where_keys_came_from_is_counted(directory: Path) -> None:
@@ -106,7 +118,10 @@ def test_where_keys_came_from_is_counted(directory: Path) -> None:
     reranker.score(QUERIES[0], documents)
     once = dataclasses.replace(reranker.usage)
     reranker.score(QUERIES[1], [*documents, "a new one"])
-    assert (once.recent_asked, once.recent_found) == (6, 0) and (reranker.usage.recent_asked, reranker.usage.recent_found) == (13, 6)
+    assert (once.recent_asked, once.recent_found) == (6, 0) and (
+        reranker.usage.recent_asked,
+        reranker.usage.recent_found,
+    ) == (13, 6)
     assert once.tokens_read == once.tokens_computed > 0
     assert reranker.usage.tokens_read > reranker.usage.tokens_computed > once.tokens_computed
     assert reranker.usage.store_asked == 0
@@ -138,7 +153,9 @@ def test_memory_is_bounded_and_forgets_the_longest_unused() -> None:
     assert passage_digest(("ab", "c")) != passage_digest(("a", "bc"))
 
 
-def test_a_key_source_is_checked_then_asked_before_anything_is_computed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_source_is_checked_then_asked_before_anything_is_computed(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     filled = HeadRankReranker.from_pretrained(directory, HEADS)
     assert isinstance(filled, LateReranker)
     documents, checked = texts(10), []
@@ -149,7 +166,10 @@ def test_a_key_source_is_checked_then_asked_before_anything_is_computed(director
             checked.append(late.pairs)
 
         def find(self, documents: Sequence[tuple[str, str]]) -> list[KeptKeys | None]:
-            return [None if text.endswith(" 3") else keys for (_, text), keys in zip(documents, filled.recent.find(documents), strict=True)]
+            return [
+                None if text.endswith(" 3") else keys
+                for (_, text), keys in zip(documents, filled.recent.find(documents), strict=True)
+            ]
 
     reranker = HeadRankReranker.from_pretrained(directory, HEADS, key_source=Store())
     assert isinstance(reranker, LateReranker) and checked == [reranker.late.pairs]
@@ -189,7 +209,9 @@ def test_what_explain_shows_adds_up_to_the_score(reranker: LateReranker) -> None
 
 @pytest.mark.parametrize("layout", ["sequential", "parallel"])
 def test_log_masses_of_a_prompt_equal_the_logarithm_of_eager_attention(directory: Path, layout: str) -> None:
-    """The slow reference: whole probabilities per row, summed over each document and over the opening, then the logarithm."""
+    """The slow reference: whole probabilities per row, summed over each document and over the opening, then the
+    logarithm.
+    """
     heads = dataclasses.replace(HEADS, prompt=PromptTemplate(document_layout=layout))
     reranker = HeadRankReranker.from_pretrained(directory, heads)
     assert isinstance(reranker, PromptReranker)
@@ -214,7 +236,10 @@ def test_log_masses_of_a_prompt_equal_the_logarithm_of_eager_attention(directory
     assert np.allclose(detailed.scores, scores, atol=1e-4)
     sums = np.array([tokens.per_head.sum() for tokens in detailed.tokens])
     assert np.allclose(sums, scores, atol=1e-3)
-    assert np.isfinite(reranker.score(QUERIES[0], ["", *given])).all() and reranker.score(QUERIES[0], ["", *given]).argmin() == 0
+    assert (
+        np.isfinite(reranker.score(QUERIES[0], ["", *given])).all()
+        and reranker.score(QUERIES[0], ["", *given]).argmin() == 0
+    )
 
 
 def test_a_readout_of_equal_weights_on_masses_is_the_papers_score(directory: Path) -> None:
@@ -248,9 +273,23 @@ def collection(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_rerank_benchmark_and_view_take_late_heads(directory: Path, collection: Path, tmp_path: Path, reranker: LateReranker) -> None:
-    common = ["--model", str(directory), "--heads", str(collection / "heads.json"), "--collection", str(collection), "--device", "cpu"]
-    assert main(["rerank", *common, "--output", str(tmp_path / "run.txt"), "--scores", str(tmp_path / "scores.jsonl")]) == 0
+def test_rerank_benchmark_and_view_take_late_heads(
+    directory: Path, collection: Path, tmp_path: Path, reranker: LateReranker
+) -> None:
+    common = [
+        "--model",
+        str(directory),
+        "--heads",
+        str(collection / "heads.json"),
+        "--collection",
+        str(collection),
+        "--device",
+        "cpu",
+    ]
+    assert (
+        main(["rerank", *common, "--output", str(tmp_path / "run.txt"), "--scores", str(tmp_path / "scores.jsonl")])
+        == 0
+    )
     expected = reranker.score(QUERIES[1], texts(9))
     found = {row.doc_id: row.score for row in read_run(tmp_path / "run.txt")["q1"]}
     assert [found[f"d{place}"] for place in range(9)] == pytest.approx(expected.tolist(), rel=1e-5)
@@ -262,6 +301,11 @@ def test_rerank_benchmark_and_view_take_late_heads(directory: Path, collection: 
         assert len(row["answers"]) == len(QUERIES[1].split())
     assert '<select id="query-word">' in (tmp_path / "view.html").read_text()
     matrix = ["benchmark", "run", "--models", str(directory), "--methods", "headrank", "--benchmarks", str(collection)]
-    assert main([*matrix, "--heads", str(collection / "heads.json"), "--output", str(tmp_path / "cells"), "--device", "cpu"]) == 0
+    assert (
+        main(
+            [*matrix, "--heads", str(collection / "heads.json"), "--output", str(tmp_path / "cells"), "--device", "cpu"]
+        )
+        == 0
+    )
     cell = next((tmp_path / "cells").rglob("run.txt"))
     assert [row.doc_id for row in read_run(cell)["q1"]] == [row.doc_id for row in read_run(tmp_path / "run.txt")["q1"]]

@@ -1,4 +1,6 @@
-"""The training launchers and SLURM jobs without hardware: what they would start, and that the real parsers accept it."""
+"""The training launchers and SLURM jobs without hardware: what they would start, and that the real parsers accept
+it.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,19 @@ from megatron_patches.training.arguments import parse_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 # name -> model in the planner's table, and the paper's tensor parallelism and learning rate
-PAPER = {"qwen3_0.6b": ("Qwen3-0.6B", 4, 1e-5), "qwen3_1.7b": ("Qwen3-1.7B", 4, 5e-6), "qwen3_4b": ("Qwen3-4B", 8, 2e-6)}
+PAPER = {
+    "qwen3_0.6b": ("Qwen3-0.6B", 4, 1e-5),
+    "qwen3_1.7b": ("Qwen3-1.7B", 4, 5e-6),
+    "qwen3_4b": ("Qwen3-4B", 8, 2e-6),
+}
 SCRIPTS = sorted([*ROOT.glob("launch/*.sh"), *ROOT.glob("launch/slurm/*.sbatch")])
 
 
 def started(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
-    return subprocess.run([ROOT / "launch" / script, *arguments], env={**clean, **variables}, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [ROOT / "launch" / script, *arguments], env={**clean, **variables}, capture_output=True, text=True, check=False
+    )
 
 
 def dry_command(script: str, *arguments: str, **variables: str) -> tuple[list[str], list[str]]:
@@ -62,9 +70,16 @@ def test_the_three_launchers_differ_only_in_their_model_block() -> None:
 
 
 def test_paths_come_first_and_flags_win_over_defaults() -> None:
-    _, after = dry_command("train_qwen3_0.6b.sh", "my model", "h.json", "data", "out", "--lr", "1e-4", "--headrank-gamma", "0")
+    _, after = dry_command(
+        "train_qwen3_0.6b.sh", "my model", "h.json", "data", "out", "--lr", "1e-4", "--headrank-gamma", "0"
+    )
     args = parse_arguments(after)
-    assert (args.headrank_model, args.headrank_heads, args.train_data_path, args.save) == ("my model", "h.json", ["data"], "out")
+    assert (args.headrank_model, args.headrank_heads, args.train_data_path, args.save) == (
+        "my model",
+        "h.json",
+        ["data"],
+        "out",
+    )
     assert (args.lr, args.headrank_gamma) == (1e-4, 0.0)
     assert args.tensorboard_dir == "out/tensorboard"
 
@@ -82,7 +97,12 @@ def test_variables_change_what_they_name() -> None:
     )
     args = parse_arguments(after)
     assert (args.headrank_pairs_per_context, args.train_iters, args.seq_length) == (16, 2800, 16384)
-    assert (args.valid_data_path, args.eval_interval, args.exit_duration_in_mins, args.bf16) == (["dev"], 100, 60, False)
+    assert (args.valid_data_path, args.eval_interval, args.exit_duration_in_mins, args.bf16) == (
+        ["dev"],
+        100,
+        60,
+        False,
+    )
     assert (args.headrank_epochs, args.headrank_stop_after, args.headrank_keep_iters) == (1, 1800, [1800, 2200, 2800])
 
 
@@ -124,19 +144,33 @@ def test_a_fifth_path_is_refused() -> None:
 def test_several_nodes_meet_at_the_master_address() -> None:
     before, _ = dry_command("train_qwen3_4b.sh", NNODES="4", NODE_RANK="3", MASTER_ADDR="node7", MASTER_PORT="23456")
     options = dict(itertools.pairwise(before))
-    assert [options[name] for name in ("--nnodes", "--node-rank", "--master-addr", "--master-port")] == ["4", "3", "node7", "23456"]
+    assert [options[name] for name in ("--nnodes", "--node-rank", "--master-addr", "--master-port")] == [
+        "4",
+        "3",
+        "node7",
+        "23456",
+    ]
     assert "--standalone" not in before
 
 
 def test_without_heads_a_launcher_says_the_command_that_selects_them(tmp_path: Path) -> None:
     from headrank.commands import build_verb_parser
 
-    done = started("train_qwen3_0.6b.sh", "models/Qwen3-0.6B", str(tmp_path / "heads.json"), PYTHON="false", TOP_K="3", TEMPERATURE="1")
+    done = started(
+        "train_qwen3_0.6b.sh",
+        "models/Qwen3-0.6B",
+        str(tmp_path / "heads.json"),
+        PYTHON="false",
+        TOP_K="3",
+        TEMPERATURE="1",
+    )
     assert done.returncode == 2
     advice = shlex.split(done.stderr.splitlines()[-1])
     assert advice[:2] == ["headrank", "select-heads"]
     args = build_verb_parser("select-heads").parse_args([word for word in advice[2:] if word != "..."])
-    assert (args.top_k, args.entropy_weight, args.temperature, args.depth) == (8, 0.1, 0.001, 100), "the paper's, whatever is exported"
+    assert (args.top_k, args.entropy_weight, args.temperature, args.depth) == (8, 0.1, 0.001, 100), (
+        "the paper's, whatever is exported"
+    )
     assert args.output == str(tmp_path / "heads.json")
 
 
@@ -176,7 +210,12 @@ def cluster(tmp_path: Path):
     def submit(script: str, *arguments: str, **variables: str) -> tuple[int, list[str], str]:
         calls = tmp_path / "calls"
         calls.write_text("")
-        slurm = {"SLURM_JOB_ID": "12345", "SLURM_JOB_NODELIST": "n[3-4]", "SLURM_GPUS_ON_NODE": "8", "SLURM_NNODES": "1"}
+        slurm = {
+            "SLURM_JOB_ID": "12345",
+            "SLURM_JOB_NODELIST": "n[3-4]",
+            "SLURM_GPUS_ON_NODE": "8",
+            "SLURM_NNODES": "1",
+        }
         environment = {
             **os.environ,
             **slurm,
@@ -199,8 +238,18 @@ def cluster(tmp_path: Path):
 
 def test_the_ranks_of_a_job_get_the_cpus_that_it_asked_for(cluster) -> None:
     for variables, cpus in (({"SLURM_CPUS_PER_TASK": "64"}, "64"), ({}, "")):
-        for script, more in (("train.sbatch", {"ENDS": "complete"}), ("evaluate.sbatch", {"MODELS": "x", "SLURM_ARRAY_TASK_ID": "0"})):
-            variables_of_job = {"MASTER_PORT": "1", "MASTER_ADDR": "n", "NNODES": "1", "NPROC": "1", **variables, **more}
+        for script, more in (
+            ("train.sbatch", {"ENDS": "complete"}),
+            ("evaluate.sbatch", {"MODELS": "x", "SLURM_ARRAY_TASK_ID": "0"}),
+        ):
+            variables_of_job = {
+                "MASTER_PORT": "1",
+                "MASTER_ADDR": "n",
+                "NNODES": "1",
+                "NPROC": "1",
+                **variables,
+                **more,
+            }
             code, calls, said = cluster(script, **variables_of_job)
             assert code == 0 and calls[1].endswith(f"/save {cpus}"), (script, calls, said)
 
@@ -215,7 +264,9 @@ def test_a_finished_slurm_job_is_not_requeued(cluster) -> None:
 
 @pytest.mark.parametrize("script", ["train.sbatch", "train_multi_node.sbatch"])
 @pytest.mark.parametrize(
-    "arguments", [["--save", "elsewhere"], ["--lr", "1e-4", "--save=elsewhere"], ["model", "heads.json", "--lr", "1e-4"]], ids=str
+    "arguments",
+    [["--save", "elsewhere"], ["--lr", "1e-4", "--save=elsewhere"], ["model", "heads.json", "--lr", "1e-4"]],
+    ids=str,
 )
 def test_a_job_whose_end_would_be_looked_for_elsewhere_is_refused(cluster, script: str, arguments: list[str]) -> None:
     code, calls, said = cluster(script, *arguments, ENDS="complete")

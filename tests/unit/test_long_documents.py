@@ -14,7 +14,10 @@ from headrank.serving.long_documents import Chunk, Chunked, ChunkLimits, best_ch
 from tests.tiny_models import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
-TEXT = "The flea lives long. It needs a warm host! Does it? Concrete floors cost six dollars. Rosin grips the bow of a violin."
+TEXT = (
+    "The flea lives long. It needs a warm host! Does it? Concrete floors cost six dollars. Rosin grips the bow of a "
+    "violin."
+)
 
 
 def offsets_of(texts: Sequence[str]) -> list[np.ndarray]:
@@ -61,7 +64,8 @@ def test_one_chunk_is_the_beginning_as_offline_and_says_that_it_was_cut() -> Non
 def test_more_chunks_than_allowed_are_cut_at_the_chosen_end() -> None:
     limits = ChunkLimits(room=None, max_words=9, max_chunks=2)
     first, last = (
-        chunk_documents([("", TEXT)], ChunkLimits(limits.room, 9, None, 2, keeps_end), offsets_of) for keeps_end in (False, True)
+        chunk_documents([("", TEXT)], ChunkLimits(limits.room, 9, None, 2, keeps_end), offsets_of)
+        for keeps_end in (False, True)
     )
     assert first.is_cut == last.is_cut == (True,)
     assert first.passages[0][1].startswith("The flea") and last.passages[-1][1].endswith("violin.")
@@ -78,7 +82,10 @@ def test_a_cap_of_tokens_keeps_that_many(keeps_end: bool) -> None:
     assert kept == expected and chunked.is_cut == (True, False)
 
 
-texts = st.lists(st.sampled_from(["flea", "the", "host.", "six dollars!", "\n\n", "violin?", "  ", "é", "長い文。", "x" * 30]), max_size=60)
+texts = st.lists(
+    st.sampled_from(["flea", "the", "host.", "six dollars!", "\n\n", "violin?", "  ", "é", "長い文。", "x" * 30]),
+    max_size=60,
+)
 
 
 @settings(max_examples=60, deadline=None)
@@ -88,7 +95,10 @@ def test_chunks_cover_every_word_once_and_respect_room_and_words(words: list[str
     chunked = chunk_documents([("", text)], ChunkLimits(room, max_words, None, 1000), offsets_of)
     assert "".join("".join(passage.split()) for _, passage in chunked.passages) == "".join(text.split())
     assert chunked.is_cut == (False,)
-    assert all(text[chunk.start : chunk.end] == passage for chunk, (_, passage) in zip(chunked.chunks, chunked.passages, strict=True))
+    assert all(
+        text[chunk.start : chunk.end] == passage
+        for chunk, (_, passage) in zip(chunked.chunks, chunked.passages, strict=True)
+    )
     for _, passage in chunked.passages:
         assert len(passage.split()) <= max_words and num_tokens(passage) <= room
 

@@ -64,7 +64,10 @@ def test_total_is_the_mean_over_pairs_of_the_papers_per_pair_objective(seed):
     scores, reference, ranks, pairs = example(seed)
     chosen = LossSettings(entropy_weight=0.3, variance_weight=0.2, proximal_weight=0.7, temperature=1.7)
     total = headrank_loss(scores, reference, ranks, pairs, chosen).total
-    assert abs(float(total) - slow_loss(scores.tolist(), reference.tolist(), ranks.tolist(), pairs.tolist(), chosen)) < EXACT
+    assert (
+        abs(float(total) - slow_loss(scores.tolist(), reference.tolist(), ranks.tolist(), pairs.tolist(), chosen))
+        < EXACT
+    )
 
 
 def test_alignment_of_two_pairs_by_hand():
@@ -76,7 +79,9 @@ def test_alignment_of_two_pairs_by_hand():
 
 def test_proximal_by_hand():
     scores, reference = torch.tensor([1.0, 0.0, 5.0]), torch.tensor([0.0, 2.0, -5.0])
-    assert float(proximal_loss(scores, reference, torch.tensor([0]), torch.tensor([1]), weight=0.05)) == pytest.approx(0.125)
+    assert float(proximal_loss(scores, reference, torch.tensor([0]), torch.tensor([1]), weight=0.05)) == pytest.approx(
+        0.125
+    )
 
 
 def test_ranknet_is_the_logistic_loss():
@@ -144,7 +149,9 @@ def test_max_min_scores_span_zero_to_the_scale():
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_equal_scores_stay_finite_and_keep_a_gradient(scaling):
     scores = torch.full((8,), 0.05, requires_grad=True)
-    loss = headrank_loss(scores, scores.detach(), torch.arange(8), torch.tensor([[0, 1]]), LossSettings(scaling=scaling)).total
+    loss = headrank_loss(
+        scores, scores.detach(), torch.arange(8), torch.tensor([[0, 1]]), LossSettings(scaling=scaling)
+    ).total
     loss.backward()
     assert torch.isfinite(loss) and torch.isfinite(scores.grad).all() and scores.grad[0] < 0 < scores.grad[1]
 
@@ -179,7 +186,9 @@ def test_the_order_of_documents_in_the_prompt_does_not_matter(seed):
 def test_zero_weights_remove_their_terms():
     scores, reference, ranks, pairs = example(seed=6)
     full = headrank_loss(scores, reference, ranks, pairs, LossSettings())
-    bare = headrank_loss(scores, None, ranks, pairs, LossSettings(proximal_weight=0, entropy_weight=0, variance_weight=0))
+    bare = headrank_loss(
+        scores, None, ranks, pairs, LossSettings(proximal_weight=0, entropy_weight=0, variance_weight=0)
+    )
     assert float(bare.total) == float(bare.align) == float(full.align)
     assert float(full.total) != float(bare.total)
 

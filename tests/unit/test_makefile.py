@@ -15,15 +15,24 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make
 
 
 def make(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "VENV")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "VENV")
+    }
     return subprocess.run(
-        ["make", "--no-print-directory", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        ["make", "--no-print-directory", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
 def stamps() -> list[str]:
     """The names of the files that say: installed."""
-    wanted = subprocess.run("cat setup.py constraints.txt | cksum", shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
+    wanted = subprocess.run(
+        "cat setup.py constraints.txt | cksum", shell=True, cwd=ROOT, capture_output=True, text=True, check=True
+    )
     return [f".headrank-{kind}-{wanted.stdout.split()[0]}" for kind in ("run", "dev")]
 
 
@@ -89,4 +98,6 @@ def test_changed_requirements_install_again(tmp_path: Path) -> None:
 def test_constraints_pin_everything_exactly_and_torch_first() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     assert lines[0] == "torch==2.13.0"
-    assert not [line for line in lines if not re.fullmatch(r'[a-z0-9-]+==[\w.]+(; python_version (<|>=) "3\.1[0-9]")?', line)]
+    assert not [
+        line for line in lines if not re.fullmatch(r'[a-z0-9-]+==[\w.]+(; python_version (<|>=) "3\.1[0-9]")?', line)
+    ]

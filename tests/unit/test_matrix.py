@@ -49,7 +49,9 @@ def parse(*words: str) -> argparse.Namespace:
 
 
 class FakeRerank:
-    """Stands for the reranking of a job: reverses every list, and writes what the real one would. Can fail for one method."""
+    """Stands for the reranking of a job: reverses every list, and writes what the real one would. Can fail for one
+    method.
+    """
 
     def __init__(self, fails_on: str = "") -> None:
         self.jobs: list[RerankJob] = []
@@ -65,7 +67,11 @@ class FakeRerank:
             for query_id, listed in read_run(Path(job.collection) / "run.bm25.txt").items():
                 head = listed[: job.depth]
                 lists[query_id] = sorted(((row.doc_id, float(row.rank)) for row in head), key=lambda pair: -pair[1])
-                row = {"query_id": query_id, "doc_ids": [row.doc_id for row in head], "scores": [float(row.rank) for row in head]}
+                row = {
+                    "query_id": query_id,
+                    "doc_ids": [row.doc_id for row in head],
+                    "scores": [float(row.rank) for row in head],
+                }
                 rows.append(row | {"ranks": [row.rank for row in head]})
             write_run(target.output, lists, "x")
             write_jsonl(target.scores, rows)
@@ -90,7 +96,17 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
 def test_every_cell_is_a_directory_with_run_scores_and_metrics(collection: Path, tmp_path: Path, run: Run) -> None:
     output = tmp_path / "out"
-    words = ["--models", "models/small", "--methods", "bm25", "icr", "--benchmarks", str(collection), "--output", str(output)]
+    words = [
+        "--models",
+        "models/small",
+        "--methods",
+        "bm25",
+        "icr",
+        "--benchmarks",
+        str(collection),
+        "--output",
+        str(output),
+    ]
     code, jobs = run([*words, "--measures", "RR", "NDCG@10", "--depths", "4"])
     assert code == 0
     cells = {cell.method: cell for cell in find_cells(output)}
@@ -98,7 +114,9 @@ def test_every_cell_is_a_directory_with_run_scores_and_metrics(collection: Path,
         "toy/top4-retriever/first-stage/bm25",
         "toy/top4-retriever/small/icr",
     }
-    assert cells["bm25"].metrics["measures"] == pytest.approx({"RR": (0.5 + 1.0) / 2 * 2 / 3, "nDCG@10": cells["bm25"].value("nDCG@10")})
+    assert cells["bm25"].metrics["measures"] == pytest.approx(
+        {"RR": (0.5 + 1.0) / 2 * 2 / 3, "nDCG@10": cells["bm25"].value("nDCG@10")}
+    )
     assert (cells["icr"].model, cells["icr"].metrics["seconds_per_query"], cells["icr"].metrics["versions"]) == (
         "small",
         0.25,
@@ -117,7 +135,9 @@ def test_a_finished_cell_is_not_done_again(collection: Path, tmp_path: Path, run
     assert [len(run(given)[1]) for given in (words, words, [*words, "--restart"], words)] == [1, 0, 1, 0]
 
 
-def test_a_finished_cell_is_measured_again_when_other_measures_are_asked_for(collection: Path, tmp_path: Path, run: Run) -> None:
+def test_a_finished_cell_is_measured_again_when_other_measures_are_asked_for(
+    collection: Path, tmp_path: Path, run: Run
+) -> None:
     words = ["--models", "m", "--methods", "icr", "--benchmarks", str(collection), "--output", str(tmp_path / "out")]
     run(words)
     _, again = run([*words, "--measures", "RR", "R@2"])
@@ -195,18 +215,31 @@ def test_a_cell_begun_with_other_heads_is_refused(collection: Path, tmp_path: Pa
         run(words)
 
 
-def test_another_model_at_the_same_place_is_not_the_one_that_was_measured(collection: Path, tmp_path: Path, run: Run) -> None:
+def test_another_model_at_the_same_place_is_not_the_one_that_was_measured(
+    collection: Path, tmp_path: Path, run: Run
+) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "model.safetensors").write_bytes(b"one")
-    words = ["--models", str(model), "--methods", "icr", "--benchmarks", str(collection), "--output", str(tmp_path / "o")]
+    words = [
+        "--models",
+        str(model),
+        "--methods",
+        "icr",
+        "--benchmarks",
+        str(collection),
+        "--output",
+        str(tmp_path / "o"),
+    ]
     run(words)
     (model / "model.safetensors").write_bytes(b"another")
     with pytest.raises(InputError, match=r"made with other settings \(.*model changed\).*--restart"):
         run(words)
 
 
-def test_other_judgements_measure_a_finished_cell_again_without_reranking(collection: Path, tmp_path: Path, run: Run) -> None:
+def test_other_judgements_measure_a_finished_cell_again_without_reranking(
+    collection: Path, tmp_path: Path, run: Run
+) -> None:
     words = ["--models", "m", "--methods", "icr", "--benchmarks", str(collection), "--output", str(tmp_path / "o")]
     run(words)
     (before,) = find_cells(tmp_path / "o")
@@ -220,8 +253,20 @@ def test_other_judgements_measure_a_finished_cell_again_without_reranking(collec
 
 
 def test_orders_and_depths_are_cells_of_their_own(collection: Path, tmp_path: Path, run: Run) -> None:
-    words = ["--models", "m", "--methods", "bm25", "icr", "--benchmarks", str(collection), "--output", str(tmp_path / "o")]
-    _, jobs = run([*words, "--depths", "2", "4", "--orders", "retriever", "shuffled", "reversed", "--shuffle-seed", "7"])
+    words = [
+        "--models",
+        "m",
+        "--methods",
+        "bm25",
+        "icr",
+        "--benchmarks",
+        str(collection),
+        "--output",
+        str(tmp_path / "o"),
+    ]
+    _, jobs = run(
+        [*words, "--depths", "2", "4", "--orders", "retriever", "shuffled", "reversed", "--shuffle-seed", "7"]
+    )
     assert len(find_cells(tmp_path / "o")) == 2 * (1 + 3)
     assert sum(job.shuffle == 7 for job in jobs) == 2
     assert sum(job.prompt.get("order") == "reversed" for job in jobs) == 2
@@ -240,7 +285,17 @@ def test_another_layout_of_documents_is_another_setting_of_a_cell(collection: Pa
 
 
 def test_a_dry_run_does_nothing(collection: Path, tmp_path: Path, run: Run) -> None:
-    words = ["--models", "m", "--methods", "icr", "--benchmarks", str(collection), "--output", str(tmp_path / "o"), "--dry-run"]
+    words = [
+        "--models",
+        "m",
+        "--methods",
+        "icr",
+        "--benchmarks",
+        str(collection),
+        "--output",
+        str(tmp_path / "o"),
+        "--dry-run",
+    ]
     code, jobs = run(words)
     assert code == 0
     assert not jobs
@@ -248,7 +303,18 @@ def test_a_dry_run_does_nothing(collection: Path, tmp_path: Path, run: Run) -> N
 
 
 def test_shards_cover_every_cell_once(collection: Path, tmp_path: Path, run: Run) -> None:
-    words = ["--models", "a", "b", "--methods", "bm25", "icr", "--benchmarks", str(collection), "--output", str(tmp_path / "o")]
+    words = [
+        "--models",
+        "a",
+        "b",
+        "--methods",
+        "bm25",
+        "icr",
+        "--benchmarks",
+        str(collection),
+        "--output",
+        str(tmp_path / "o"),
+    ]
     done: list[str] = []
     for index in range(3):
         _, jobs = run([*words, "--shard", f"{index}/3"])
@@ -260,9 +326,14 @@ def test_shards_cover_every_cell_once(collection: Path, tmp_path: Path, run: Run
 def test_shards_come_from_the_flag_torchrun_or_slurm() -> None:
     assert parse_shard("1/4", {"RANK": "0", "WORLD_SIZE": "2"}) == (1, 4)
     assert parse_shard(None, {"RANK": "1", "WORLD_SIZE": "2"}) == (1, 2)
-    assert parse_shard(None, {"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_COUNT": "8"}) == (2, 8)
+    assert parse_shard(
+        None, {"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_COUNT": "8"}
+    ) == (2, 8)
     assert parse_shard(None, {}) == (0, 1)
-    for gaps in ({"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "3"}, {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_MIN": "3"}):
+    for gaps in (
+        {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "3"},
+        {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_MIN": "3"},
+    ):
         with pytest.raises(InputError, match=r"array of 2 tasks with gaps.*`shard` I/N or an array of 0-1"):
             parse_shard(None, {**gaps, "SLURM_ARRAY_TASK_MAX": "7", "SLURM_ARRAY_TASK_COUNT": "2"})
     with pytest.raises(InputError, match="I from 0 to N-1"):
@@ -270,7 +341,8 @@ def test_shards_come_from_the_flag_torchrun_or_slurm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "name"), [("models/Qwen3-0.6B", "Qwen3-0.6B"), ("embedded", "embedded"), ("runs/demo/model", "demo"), ("hf", "hf")]
+    ("path", "name"),
+    [("models/Qwen3-0.6B", "Qwen3-0.6B"), ("embedded", "embedded"), ("runs/demo/model", "demo"), ("hf", "hf")],
 )
 def test_a_model_is_called_by_the_part_of_its_path_that_says_something(path: str, name: str) -> None:
     assert model_name(path) == name
@@ -318,7 +390,11 @@ def test_registered_names_come_from_the_resolver(collection: Path, tmp_path: Pat
     words = ["--models", "m", "--methods", "icr", "--benchmarks", "hotpotqa", "--output", str(tmp_path / "o")]
     assert run(words, find_benchmark=resolver)[0] == 0
     (cell,) = find_cells(tmp_path / "o")
-    assert (cell.benchmark, list(cell.metrics["measures"]), cell.condition) == ("hotpotqa", ["R@2", "R@5"], (2, "retriever"))
+    assert (cell.benchmark, list(cell.metrics["measures"]), cell.condition) == (
+        "hotpotqa",
+        ["R@2", "R@5"],
+        (2, "retriever"),
+    )
     with pytest.raises(InputError, match="no such collection folder"):
         run(words)
 
@@ -339,7 +415,13 @@ def test_a_first_stage_has_no_row_where_the_run_is_anothers(collection: Path) ->
 
 
 def test_a_phase_leaves_the_process_group_but_keeps_its_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name, value in {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "here", "MASTER_PORT": "1", "LOCAL_RANK": "3"}.items():
+    for name, value in {
+        "RANK": "3",
+        "WORLD_SIZE": "8",
+        "MASTER_ADDR": "here",
+        "MASTER_PORT": "1",
+        "LOCAL_RANK": "3",
+    }.items():
         monkeypatch.setenv(name, value)
     names = "['RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'LOCAL_RANK']"
     command = Command((sys.executable, "-c", f"import os; print([os.environ.get(name) for name in {names}])"))
@@ -403,7 +485,9 @@ def test_a_shared_forward_is_one_rerank_for_all_attention_methods_of_a_model(
     assert len(done) == 8, "nothing is done again"
 
 
-def test_a_published_prompt_reaches_the_job_with_the_benchmarks_own_instruction(collection: Path, tmp_path: Path) -> None:
+def test_a_published_prompt_reaches_the_job_with_the_benchmarks_own_instruction(
+    collection: Path, tmp_path: Path
+) -> None:
     def prompt(name: str, order: str = "retriever", **settings: object) -> Mapping[str, Any]:
         benchmark = MatrixBenchmark(name, collection, 40, ("nDCG@10",))
         cell = MatrixCell(MatrixModel("m", "m"), "icr", None, benchmark, 40, order)

@@ -11,11 +11,20 @@ from headrank.errors import InputError
 from headrank.evaluation.measures import evaluate_run, measure_name, tied_queries
 from headrank.formats import Candidate, Qrels, Run, read_qrels, read_run
 
-TREC_EVAL_NAMES = {"nDCG@10": "ndcg_cut_10", "R@2": "recall_2", "R@5": "recall_5", "RR": "recip_rank", "AP": "map", "P@5": "P_5"}
+TREC_EVAL_NAMES = {
+    "nDCG@10": "ndcg_cut_10",
+    "R@2": "recall_2",
+    "R@5": "recall_5",
+    "RR": "recip_rank",
+    "AP": "map",
+    "P@5": "P_5",
+}
 
 
 def make_run(**lists: list[str]) -> Run:
-    return {query: [Candidate(doc, rank, 100.0 - rank) for rank, doc in enumerate(docs, 1)] for query, docs in lists.items()}
+    return {
+        query: [Candidate(doc, rank, 100.0 - rank) for rank, doc in enumerate(docs, 1)] for query, docs in lists.items()
+    }
 
 
 QRELS: Qrels = {"a": {"x": 3, "y": 1, "z": 0}, "b": {"x": 1}}
@@ -111,11 +120,15 @@ def test_values_equal_trec_eval_on_real_runs(shared_data: Path, collection: str)
 
 
 def test_bm25_on_dl19_is_the_papers_row(shared_data: Path) -> None:
-    result = evaluate_run(read_run(shared_data / "dl19" / "run.bm25.txt"), read_qrels(shared_data / "dl19" / "qrels.txt"), ["NDCG@10"])
+    result = evaluate_run(
+        read_run(shared_data / "dl19" / "run.bm25.txt"), read_qrels(shared_data / "dl19" / "qrels.txt"), ["NDCG@10"]
+    )
     assert round(100 * result.mean("nDCG@10"), 2) == 50.58
 
 
 def test_nfcorpus_depends_on_whether_queries_without_results_count(shared_data: Path) -> None:
     qrels, run = read_qrels(shared_data / "nfcorpus" / "qrels.txt"), read_run(shared_data / "nfcorpus" / "run.bm25.txt")
-    means = {missing: evaluate_run(run, qrels, ["nDCG@10"], missing=missing).mean("nDCG@10") for missing in ("zero", "skip")}
+    means = {
+        missing: evaluate_run(run, qrels, ["nDCG@10"], missing=missing).mean("nDCG@10") for missing in ("zero", "skip")
+    }
     assert {name: round(100 * value, 2) for name, value in means.items()} == {"zero": 32.18, "skip": 33.75}

@@ -19,7 +19,9 @@ def test_a_thousand_contexts_go_through_the_same_checks(tmp_path: Path, capsys: 
     printed = capsys.readouterr().out
     assert "1,000 contexts, 1,000 pairs, 1,000 samples" in printed
     data = million_contexts.open_set(tmp_path, tiny_tokenizer())
-    assert all(isinstance(getattr(data.cache, name), np.memmap) for name in ("tokens", "rows", "spans", "pairs", "names"))
+    assert all(
+        isinstance(getattr(data.cache, name), np.memmap) for name in ("tokens", "rows", "spans", "pairs", "names")
+    )
 
 
 def test_the_checks_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

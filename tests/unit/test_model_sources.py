@@ -10,7 +10,11 @@ from headrank import HeadRankReranker, InputError
 from headrank.reranking import embedded_model as embedded
 from headrank.reranking.model_sources import resolve_model
 
-PASSAGES = ["The price of concrete rose again.", "Rosin makes the violin bow grip the string.", "A cycle lasts a month."]
+PASSAGES = [
+    "The price of concrete rose again.",
+    "Rosin makes the violin bow grip the string.",
+    "A cycle lasts a month.",
+]
 
 
 def test_paths_and_hub_names_stay_as_they_are() -> None:

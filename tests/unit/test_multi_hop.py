@@ -1,4 +1,6 @@
-"""HippoRAG's and ICR's JSON files as benchmarks: small files of the same shape, with the recall that their own code would give."""
+"""HippoRAG's and ICR's JSON files as benchmarks: small files of the same shape, with the recall that their own code
+would give.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,12 @@ def icr_file(folder: Path) -> Path:
     """Two questions of three candidates; the first has three gold passages, of which two were retrieved."""
     listed = [[(3, False), (1, True), (0, True)], [(5, True), (4, False), (3, False)]]
     rows = [
-        {"id": f"x{n}", "question": f"question {n}?", "num_gold_docs": gold, "paragraphs": [paragraph(*each) for each in one]}
+        {
+            "id": f"x{n}",
+            "question": f"question {n}?",
+            "num_gold_docs": gold,
+            "paragraphs": [paragraph(*each) for each in one],
+        }
         for n, (one, gold) in enumerate(zip(listed, (3, 1), strict=True))
     ]
     path = folder / "icr_multihop_musique_colbertv2_top_20.json"
@@ -44,7 +51,11 @@ def hippo_file(folder: Path, name: str = "musique") -> Path:
     (folder / f"{name}_corpus.json").write_text(json.dumps(CORPUS))
     (folder / f"{name}.json").write_text(json.dumps(rows))
     ranked = {0: [3, 1, 0], 1: [5, 4, 3]}
-    lines = [f"{query}\t{passage}\t{rank}\t{9.5 - rank}" for query, found in ranked.items() for rank, passage in enumerate(found, start=1)]
+    lines = [
+        f"{query}\t{passage}\t{rank}\t{9.5 - rank}"
+        for query, found in ranked.items()
+        for rank, passage in enumerate(found, start=1)
+    ]
     (folder / "ranking.tsv").write_text("\n".join(lines) + "\n")
     return folder / f"{name}.json"
 
@@ -68,7 +79,9 @@ def test_icrs_file_holds_the_candidates_and_unretrieved_gold_stays_in_the_judgem
     assert "R@5 of the candidates: 83.33; the paper's colbertv2: 49.52" in printed
 
 
-def test_hipporags_file_with_colberts_ranking_gives_the_same_recall(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hipporags_file_with_colberts_ranking_gives_the_same_recall(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert prepare(tmp_path, "musique", "--from", hippo_file(tmp_path), "--run", tmp_path / "ranking.tsv") == 0
     printed = capsys.readouterr().out
     assert "R@2 of the candidates: 66.67" in printed and "R@5 of the candidates: 83.33" in printed
@@ -82,14 +95,19 @@ def test_a_trec_run_serves_as_well(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "R@2 of the candidates: 66.67" in capsys.readouterr().out
 
 
-def test_hotpotqas_layout_names_gold_by_title_and_its_corpus_is_a_dictionary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hotpotqas_layout_names_gold_by_title_and_its_corpus_is_a_dictionary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     row = {"_id": "h", "question": "q?", "supporting_facts": [["A", 0], ["B", 1], ["A", 1]]}
     row["context"] = [["A", ["one. ", "two."]], ["B", ["three."]], ["C", ["four."]]]
     (tmp_path / "hotpotqa.json").write_text(json.dumps([row]))
-    (tmp_path / "hotpotqa_corpus.json").write_text(json.dumps({"C": ["four."], "A": ["one. ", "two."], "B": ["three, otherwise."]}))
+    (tmp_path / "hotpotqa_corpus.json").write_text(
+        json.dumps({"C": ["four."], "A": ["one. ", "two."], "B": ["three, otherwise."]})
+    )
     (tmp_path / "ranking.tsv").write_text("0\t1\t1\n0\t0\t2\n")
     assert prepare(tmp_path, "hotpotqa", "--from", tmp_path / "hotpotqa.json", "--run", tmp_path / "ranking.tsv") == 0
-    assert read_qrels(tmp_path / "hotpotqa" / "qrels.txt") == {"0": {"1": 1, "2": 1}}  # B's text differs; its title decides
+    # B's text differs; its title decides
+    assert read_qrels(tmp_path / "hotpotqa" / "qrels.txt") == {"0": {"1": 1, "2": 1}}
     assert "R@2 of the candidates: 50.00" in capsys.readouterr().out
 
 
@@ -101,7 +119,9 @@ def test_hotpotqas_layout_names_gold_by_title_and_its_corpus_is_a_dictionary(tmp
         (["musique", "--run", "none.tsv"], "none.tsv: no such file"),
     ],
 )
-def test_what_is_missing_is_said_with_the_flag(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_missing_is_said_with_the_flag(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = hippo_file(tmp_path)
     assert prepare(tmp_path, words[0], "--from", path, *words[1:]) == 2
     assert message in capsys.readouterr().err
@@ -129,7 +149,9 @@ def test_a_wrong_question_is_named_by_its_place(
     assert message in capsys.readouterr().err
 
 
-def test_a_ranking_of_other_questions_is_refused_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_ranking_of_other_questions_is_refused_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = hippo_file(tmp_path)
     (tmp_path / "ranking.tsv").write_text("0\t1\t1\n7\t1\t1\n")
     assert prepare(tmp_path, "musique", "--from", path, "--run", tmp_path / "ranking.tsv") == 2
@@ -138,7 +160,9 @@ def test_a_ranking_of_other_questions_is_refused_with_its_line(tmp_path: Path, c
 
 def test_cores_lists_mark_positives_and_hard_negatives_and_leave_the_rest_open(tmp_path: Path) -> None:
     marks = [(True, False), (False, True), (False, False)]
-    rows = [{"question": "q", "paragraphs": [{"paragraph_text": "t", "is_positive": p, "is_negative": n} for p, n in marks]}]
+    rows = [
+        {"question": "q", "paragraphs": [{"paragraph_text": "t", "is_positive": p, "is_negative": n} for p, n in marks]}
+    ]
     (tmp_path / "nq_core.json").write_text(json.dumps(rows))
     assert [each.grade for each in read_questions(tmp_path / "nq_core.json")[0].paragraphs] == [1, 0, None]
 

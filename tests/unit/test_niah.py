@@ -1,4 +1,6 @@
-"""NIAH: decoding with positions against eager attention without cache, copy events by hand, needles, right answers only."""
+"""NIAH: decoding with positions against eager attention without cache, copy events by hand, needles, right answers
+only.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def slow_decode(directory: Path, prompt_ids: list[int]) -> tuple[list[int], np.n
             output = model(torch.tensor([ids]), output_attentions=True, use_cache=False)
         layers = []
         for layer in output.attentions:
-            layers.append([max(range(len(ids)), key=lambda position, row=head[-1]: float(row[position])) for head in layer[0]])
+            layers.append(
+                [max(range(len(ids)), key=lambda position, row=head[-1]: float(row[position])) for head in layer[0]]
+            )
         steps.append(layers)
         ids.append(int(output.logits[0, -1].argmax()))
     return ids[len(prompt_ids) :], np.array(steps)
@@ -130,7 +134,9 @@ def test_needles_lie_at_all_depths_of_generated_or_given_text() -> None:
         assert len(needle.text.split()) == 60 + len(needle.sentence.split())
     assert needles == make_needles(5, haystack_words=60, seed=2) != make_needles(5, haystack_words=60, seed=3)
     passages = ["alpha beta gamma", "delta epsilon"]
-    texts = [needle.text.replace(needle.sentence, "") for needle in make_needles(3, haystack_words=5, passages=passages)]
+    texts = [
+        needle.text.replace(needle.sentence, "") for needle in make_needles(3, haystack_words=5, passages=passages)
+    ]
     assert all(set(text.split()) == {"alpha", "beta", "gamma", "delta", "epsilon"} for text in texts)
     assert isinstance(needles[0], Needle)
 

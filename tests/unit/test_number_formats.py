@@ -19,7 +19,12 @@ from headrank.reranking.int8 import Int8Projections, quantise_tokens
 from headrank.reranking.reader import AttentionReader
 from tests.tiny_models import make_tiny_model
 
-PASSAGES = ["rivers carry salt into the sea", "the cat sat on the mat", "a scroll was found in a cave", "salt stays when water leaves"]
+PASSAGES = [
+    "rivers carry salt into the sea",
+    "the cat sat on the mat",
+    "a scroll was found in a cave",
+    "salt stays when water leaves",
+]
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +81,9 @@ def test_int8_is_refused_where_there_is_no_kernel(tmp_path: Path, qwen: Path) ->
         AttentionReader.load(qwen, dtype="int7")
 
 
-def test_auto_is_bfloat16_only_for_large_models_on_a_processor_that_is_good_at_it(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_bfloat16_only_for_large_models_on_a_processor_that_is_good_at_it(
+    qwen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(placement, "fast_bfloat16", lambda: "AMX")
     assert AttentionReader.load(qwen, dtype="auto", device="cpu").model.dtype == torch.float32
     monkeypatch.setattr(reader_module, "_SMALLEST_FOR_BFLOAT16", 1)
@@ -105,7 +112,9 @@ def test_threads_never_exceed_the_cores_of_a_container(monkeypatch: pytest.Monke
         torch.set_num_threads(before)
 
 
-def test_threads_of_the_command_win_over_the_environment(monkeypatch: pytest.MonkeyPatch, qwen: Path, tmp_path: Path) -> None:
+def test_threads_of_the_command_win_over_the_environment(
+    monkeypatch: pytest.MonkeyPatch, qwen: Path, tmp_path: Path
+) -> None:
     before = torch.get_num_threads()
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     try:
@@ -137,12 +146,18 @@ GPUS = {"V100": (7, 0), "A100": (8, 0), "H100": (9, 0)}
         ("A100", torch.bfloat16, "math", "math"),
     ],
 )
-def test_the_attention_kernel_follows_gpu_and_format(monkeypatch: pytest.MonkeyPatch, gpu: str, dtype, asked: str, kernel: str) -> None:
-    """There is no GPU here: its compute capability is a stand-in, and torch's switches are recorded instead of turned."""
+def test_the_attention_kernel_follows_gpu_and_format(
+    monkeypatch: pytest.MonkeyPatch, gpu: str, dtype, asked: str, kernel: str
+) -> None:
+    """There is no GPU here: its compute capability is a stand-in, and torch's switches are recorded instead of
+    turned.
+    """
     turned: dict[str, bool] = {}
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: GPUS[gpu])
     for name in ("flash", "cudnn", "mem_efficient"):
-        monkeypatch.setattr(torch.backends.cuda, f"enable_{name}_sdp", lambda is_on, name=name: turned.update({name: is_on}))
+        monkeypatch.setattr(
+            torch.backends.cuda, f"enable_{name}_sdp", lambda is_on, name=name: turned.update({name: is_on})
+        )
     monkeypatch.setenv("HEADRANK_ATTENTION", asked)
     device = torch.device("cuda:0")
     assert placement.describe(device, "x", dtype=dtype) == f"x on cuda:0, {kernel} attention"
@@ -151,9 +166,13 @@ def test_the_attention_kernel_follows_gpu_and_format(monkeypatch: pytest.MonkeyP
 
 
 def test_an_attention_kernel_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: GPUS["V100"])  # a stand-in, there is no GPU here
+    # a stand-in, there is no GPU here
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: GPUS["V100"])
     for asked, words in (("fast", "is no attention kernel; give auto, flash"), ("flash", "compute capability 8")):
         monkeypatch.setenv("HEADRANK_ATTENTION", asked)
         with pytest.raises(InputError, match=words):
             placement.choose_attention(torch.device("cuda:0"), torch.float16)
-    assert placement.fastest_float(torch.device("cuda:0"), torch.bfloat16) == (torch.float32, "this GPU has no bfloat16")
+    assert placement.fastest_float(torch.device("cuda:0"), torch.bfloat16) == (
+        torch.float32,
+        "this GPU has no bfloat16",
+    )

@@ -1,4 +1,6 @@
-"""The one owner of document order: what each order is, and that the random ones stay as published results were made with."""
+"""The one owner of document order: what each order is, and that the random ones stay as published results were made
+with.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def test_which_orders_a_list_is_read_in() -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(1, 40), st.integers(0, 2**31), st.text(max_size=8), st.sampled_from(["rerank", "select-heads", "train"]))
+@given(
+    st.integers(1, 40), st.integers(0, 2**31), st.text(max_size=8), st.sampled_from(["rerank", "select-heads", "train"])
+)
 def test_any_order_is_a_permutation_and_positions_invert_it(count: int, seed: int, list_id: str, use: str) -> None:
     order = random_order(count, use, seed, list_id, 1)  # type: ignore[arg-type]
     assert sorted(order) == list(range(count))

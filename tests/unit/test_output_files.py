@@ -1,4 +1,6 @@
-"""Writing: whole files or nothing, no empty folders left, devices written to and never replaced, full disks in one line."""
+"""Writing: whole files or nothing, no empty folders left, devices written to and never replaced, full disks in one
+line.
+"""
 
 from __future__ import annotations
 
@@ -109,8 +111,15 @@ def test_partial_results_on_a_full_disk_are_one_line(
 
     make_collection(tmp_path / "toy", {"q": [1, 0]})
     monkeypatch.setattr(PartialResults, "add", full)
-    assert main(["rerank", "--method", "bm25", "--collection", str(tmp_path / "toy"), "--output", str(tmp_path / "run.txt")]) == 2
-    assert capsys.readouterr().err.endswith("headrank rerank: a file: No space left on device; make room and run it again\n")
+    assert (
+        main(
+            ["rerank", "--method", "bm25", "--collection", str(tmp_path / "toy"), "--output", str(tmp_path / "run.txt")]
+        )
+        == 2
+    )
+    assert capsys.readouterr().err.endswith(
+        "headrank rerank: a file: No space left on device; make room and run it again\n"
+    )
 
 
 def test_an_unwritable_output_is_said_before_the_corpus_is_read(
@@ -131,10 +140,15 @@ def test_any_other_error_of_a_path_is_one_line_too(
 
     monkeypatch.setattr(retrieve, "run", refuse)
     assert main(["retrieve", "--output", "x"]) == 2
-    assert capsys.readouterr().err == "headrank retrieve: /secret/run.txt: Permission denied; check the path and its permissions\n"
+    assert (
+        capsys.readouterr().err
+        == "headrank retrieve: /secret/run.txt: Permission denied; check the path and its permissions\n"
+    )
 
 
-def test_an_interrupted_verb_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupted_verb_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     make_collection(tmp_path / "toy", GRADES)
 
     def interrupt(*args: object, **options: object) -> object:
@@ -159,7 +173,9 @@ def test_a_terminated_verb_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_summary_never_vouches_for_files_of_which_some_are_older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_summary_never_vouches_for_files_of_which_some_are_older(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_collection(tmp_path / "toy", GRADES)
     command = ["pairs", "--collection", str(tmp_path / "toy"), "--output", str(tmp_path / "out")]
     assert main(command) == 0

@@ -27,7 +27,10 @@ grade_lists = st.lists(st.none() | st.integers(0, 3), max_size=30)
 
 def slow_adjacent_pairs(grades: list[int | None]) -> list[tuple[int, int]]:
     return [
-        (i, j) for i, high in enumerate(grades) for j, low in enumerate(grades) if high is not None and low is not None and high - low == 1
+        (i, j)
+        for i, high in enumerate(grades)
+        for j, low in enumerate(grades)
+        if high is not None and low is not None and high - low == 1
     ]
 
 
@@ -50,7 +53,9 @@ def test_unjudged_documents_count_as_zero_only_when_asked_and_negative_grades_al
 
 @BOUNDED
 @given(grades=grade_lists, limit=st.integers(1, 40), seed=st.integers(0, 5))
-def test_a_cap_keeps_exactly_its_number_of_pairs_and_takes_levels_evenly(grades: list[int | None], limit: int, seed: int) -> None:
+def test_a_cap_keeps_exactly_its_number_of_pairs_and_takes_levels_evenly(
+    grades: list[int | None], limit: int, seed: int
+) -> None:
     pairs = adjacent_pairs(grades)
     kept = cap_pairs(pairs, grades, limit, generator(seed))
     assert len(kept) == min(limit, len(pairs))
@@ -64,7 +69,9 @@ def test_a_cap_keeps_exactly_its_number_of_pairs_and_takes_levels_evenly(grades:
 
 @BOUNDED
 @given(grades=grade_lists, seed=st.integers(0, 5))
-def test_random_pairs_are_as_many_as_adjacent_ones_and_prefer_the_higher_grade(grades: list[int | None], seed: int) -> None:
+def test_random_pairs_are_as_many_as_adjacent_ones_and_prefer_the_higher_grade(
+    grades: list[int | None], seed: int
+) -> None:
     pairs = random_pairs(grades, generator(seed))
     assert len(pairs) == len(adjacent_pairs(grades))
     assert all(grades[chosen] > grades[rejected] for chosen, rejected in pairs)
@@ -78,7 +85,9 @@ def test_random_pairs_reach_gaps_that_adjacent_pairs_discard() -> None:
 
 
 @BOUNDED
-@given(grades=grade_lists, count=st.integers(1, 4), size=st.integers(2, 12), more=st.integers(0, 5), seed=st.integers(0, 5))
+@given(
+    grades=grade_lists, count=st.integers(1, 4), size=st.integers(2, 12), more=st.integers(0, 5), seed=st.integers(0, 5)
+)
 def test_every_sublist_has_an_adjacent_pair_and_keeps_the_retrievers_order(
     grades: list[int | None], count: int, size: int, more: int, seed: int
 ) -> None:
@@ -122,12 +131,20 @@ def test_files_hold_contexts_in_retriever_order_and_their_pairs(collection: Coll
     assert (count.queries, count.unjudged_queries, count.queries_without_pairs, count.contexts) == (4, 1, 1, 2)
     assert count.steps == {(1, 0): 3, (2, 1): 1, (3, 2): 1}
     assert count.pairs_per_query == pytest.approx(5 / 3)
-    assert json.loads((tmp_path / "out" / "pairs.summary.json").read_text())["collections"][0]["steps"] == {"1>0": 3, "2>1": 1, "3>2": 1}
+    assert json.loads((tmp_path / "out" / "pairs.summary.json").read_text())["collections"][0]["steps"] == {
+        "1>0": 3,
+        "2>1": 1,
+        "3>2": 1,
+    }
 
 
-def test_the_same_input_and_seed_give_the_same_bytes_and_another_seed_does_not(collection: Collection, tmp_path: Path) -> None:
+def test_the_same_input_and_seed_give_the_same_bytes_and_another_seed_does_not(
+    collection: Collection, tmp_path: Path
+) -> None:
     def built(name: str, **changes: int) -> list[bytes]:
-        build_pairs([collection], tmp_path / name, PairSettings(max_pairs=2, sublists=2, sublist_size=(3, 3), **changes))
+        build_pairs(
+            [collection], tmp_path / name, PairSettings(max_pairs=2, sublists=2, sublist_size=(3, 3), **changes)
+        )
         return [(tmp_path / name / file).read_bytes() for file in ("contexts.jsonl", "pairs.jsonl")]
 
     assert built("a") == built("b")
@@ -144,7 +161,12 @@ def test_judged_only_leaves_the_others_out_and_changes_no_pair(collection: Colle
     build_pairs([collection], tmp_path / "all", PairSettings())
     build_pairs([collection], tmp_path / "judged", PairSettings(judged_only=True))
     first = next(iterate_contexts(tmp_path / "judged" / "contexts.jsonl"))
-    assert [(document.doc_id, document.rank) for document in first.documents] == [("dq1-0", 1), ("dq1-1", 2), ("dq1-3", 4), ("dq1-4", 5)]
+    assert [(document.doc_id, document.rank) for document in first.documents] == [
+        ("dq1-0", 1),
+        ("dq1-1", 2),
+        ("dq1-3", 4),
+        ("dq1-4", 5),
+    ]
     assert (tmp_path / "judged" / "pairs.jsonl").read_bytes() == (tmp_path / "all" / "pairs.jsonl").read_bytes()
     with pytest.raises(InputError, match="give one"):
         PairSettings(judged_only=True, unjudged_as_zero=True)
@@ -157,7 +179,9 @@ def test_a_sublist_context_keeps_the_original_ranks(collection: Collection, tmp_
     for context in contexts:
         ranks = [document.rank for document in context.documents]
         assert ranks == sorted(ranks)
-        assert [f"d{context.query_id}-{rank - 1}" for rank in ranks] == [document.doc_id for document in context.documents]
+        assert [f"d{context.query_id}-{rank - 1}" for rank in ranks] == [
+            document.doc_id for document in context.documents
+        ]
     assert {context.context_id for context in contexts} >= {"toy/q1/sublist-0", "toy/q1/sublist-1", "toy/q1/sublist-2"}
 
 
@@ -197,7 +221,9 @@ def test_a_failure_leaves_the_old_files_and_no_others(collection: Collection, tm
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
 
 
-def test_a_query_without_text_and_two_collections_of_one_name_are_errors(collection: Collection, tmp_path: Path) -> None:
+def test_a_query_without_text_and_two_collections_of_one_name_are_errors(
+    collection: Collection, tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match="two collections are called 'toy'"):
         build_pairs([collection, collection], tmp_path / "out", PairSettings())
     collection.queries_path.write_text("q1\tonly this one\n")

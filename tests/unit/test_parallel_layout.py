@@ -86,7 +86,9 @@ def test_in_bfloat16_the_scores_are_the_same_to_the_last_bit(rough: HeadRankRera
     scores = rough.score_batch([(QUERY, as_mappings(DOCUMENTS))])[0].scores
     documents = as_mappings([DOCUMENTS[index] for index in order])
     np.testing.assert_array_equal(rough.score_batch([(QUERY, documents)])[0].scores, scores[list(order)])
-    np.testing.assert_array_equal(rough.explain(QUERY, documents).scores, rough.explain(QUERY, as_mappings(DOCUMENTS)).scores[list(order)])
+    np.testing.assert_array_equal(
+        rough.explain(QUERY, documents).scores, rough.explain(QUERY, as_mappings(DOCUMENTS)).scores[list(order)]
+    )
 
 
 def test_the_sequential_layout_does_depend_on_the_order(reranker: HeadRankReranker) -> None:
@@ -109,7 +111,9 @@ def test_positions_and_blocks_of_a_small_prompt_are_those_counted_by_hand(encode
 
 def test_a_document_has_the_same_tokens_at_every_place_and_no_number(encoder: PromptEncoder) -> None:
     one, other = encoder.encode(QUERY, DOCUMENTS), encoder.encode(QUERY, DOCUMENTS[::-1])
-    blocks = [[context.input_ids[start:end].tolist() for start, end in block_bounds(context)] for context in (one, other)]
+    blocks = [
+        [context.input_ids[start:end].tolist() for start, end in block_bounds(context)] for context in (one, other)
+    ]
     assert blocks[0] == blocks[1][::-1]
     start = block_bounds(one)[0][0]
     text = encoder.tokenizer.decode(one.input_ids[start : one.prefix_length])
@@ -117,7 +121,11 @@ def test_a_document_has_the_same_tokens_at_every_place_and_no_number(encoder: Pr
 
 
 def test_lists_of_different_lengths_share_a_batch(reranker: HeadRankReranker) -> None:
-    requests = [(QUERY, as_mappings(DOCUMENTS)), ("what", as_mappings(DOCUMENTS[1:3])), ("why is it so", as_mappings(DOCUMENTS[:1]))]
+    requests = [
+        (QUERY, as_mappings(DOCUMENTS)),
+        ("what", as_mappings(DOCUMENTS[1:3])),
+        ("why is it so", as_mappings(DOCUMENTS[:1])),
+    ]
     together = reranker.score_batch(requests, batch_size=3)
     for request, result in zip(requests, together, strict=True):
         assert np.allclose(result.scores, reranker.score_batch([request])[0].scores, atol=SAME)
@@ -146,7 +154,9 @@ def test_a_long_list_needs_no_more_positions_and_only_long_documents_are_cut() -
     long = encoder.encode(QUERY, [*DOCUMENTS, ("", "a flea " * 200)])
     assert long.is_shortened and batch_contexts([long])[1].position_ids_BS.max() < 200
     untouched = encoder.encode(QUERY, DOCUMENTS)
-    assert [end - start for start, end in long.document_spans[:4]] == [end - start for start, end in untouched.document_spans]
+    assert [end - start for start, end in long.document_spans[:4]] == [
+        end - start for start, end in untouched.document_spans
+    ]
     with pytest.raises(InputError, match="leaves no room for a document of 8 tokens.*shorten the query"):
         PromptEncoder(tiny_tokenizer(), PARALLEL, max_length=untouched.query_length + 12).encode(QUERY, DOCUMENTS)
 
@@ -161,7 +171,9 @@ def test_gradients_flow_as_through_a_dense_masked_attention(encoder: PromptEncod
     weight[1, :, contexts[1].length :] = 0  # what padding gives is nobody's business
     mask = torch.stack([_dense_mask(context, num_tokens) for context in contexts])[:, None]
     query, key, value = tensors
-    dense = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3, enable_gqa=True)
+    dense = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=0.3, enable_gqa=True
+    )
     fast = branched_context(query, key, value, layout, 0.3)
     for index, context in enumerate(contexts):
         assert torch.allclose(fast[index, :, : context.length], dense[index, :, : context.length], atol=SAME)
@@ -182,7 +194,9 @@ def _dense_mask(context: EncodedContext, num_tokens: int) -> torch.Tensor:
     mask = torch.zeros(num_tokens, num_tokens, dtype=torch.bool)
     for row in range(num_tokens):
         for key in range(row + 1):
-            branch_sees = owner[row] in ("query", "calibration") and (owner[key] == "opening" or owner[key].startswith("document"))
+            branch_sees = owner[row] in ("query", "calibration") and (
+                owner[key] == "opening" or owner[key].startswith("document")
+            )
             document_sees = owner[row].startswith("document") and owner[key] == "opening"
             mask[row, key] = row == key or owner[row] == owner[key] or branch_sees or document_sees
     return mask

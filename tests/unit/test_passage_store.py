@@ -30,7 +30,13 @@ LATE = PromptTemplate(opening="<user>", document_layout="late")
 
 def make_store(folder: Path, dtype: str = "int8", pool: int = 1) -> Path:
     scales = Scales(np.full((len(PAIRS), SIZE), 0.5, np.float32), np.ones((len(PAIRS), SIZE), np.float32))
-    prompt = {"opening": "<user>", "use_chat_template": True, "max_words": 300, "branch_position": 512, "document_layout": "late"}
+    prompt = {
+        "opening": "<user>",
+        "use_chat_template": True,
+        "max_words": 300,
+        "branch_position": 512,
+        "document_layout": "late",
+    }
     identity = KeyIdentity("tiny", "w", "none", "t", prompt, SIZE)
     create_store(folder, StoreHeader(identity, PAIRS, dtype, pool, scales=scales.digest), scales)
     return folder
@@ -48,7 +54,13 @@ def digest_of(number: int) -> bytes:
 def fill(folder: Path, numbers: range, segment_bytes: int = 2**32) -> None:
     with writing(folder), StoreWriter(folder, StoreHeader.read(folder), segment_bytes=segment_bytes) as writer:
         for number in numbers:
-            writer.add(digest_of(number), keys_of(number), keys_of(number).shape[1], saturated=number % 2, is_shortened=number == 3)
+            writer.add(
+                digest_of(number),
+                keys_of(number),
+                keys_of(number).shape[1],
+                saturated=number % 2,
+                is_shortened=number == 3,
+            )
             if number % 10 == 9:
                 writer.commit()
 
@@ -209,8 +221,13 @@ def test_prune_keeps_what_is_wanted_and_drops_what_is_there_twice(tmp_path: Path
 def test_there_is_one_writer(tmp_path: Path) -> None:
     folder = make_store(tmp_path / "s")
     with writing(folder):
-        code = f"from pathlib import Path; from headrank.passage_store.writer import writing\nwith writing(Path({str(folder)!r})): pass"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+        code = (
+            "from pathlib import Path; from headrank.passage_store.writer import writing\nwith "
+            f"writing(Path({str(folder)!r})): pass"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]
+        )
     assert "another process is writing to this store" in done.stderr
     with writing(folder):
         pass
@@ -312,5 +329,7 @@ def test_looking_at_a_store_needs_no_torch(tmp_path: Path) -> None:
         "from headrank.passage_store.store import PassageStore; from headrank.passage_store.upkeep import verify\n"
         f"print(len(PassageStore({str(folder)!r})))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+    )
     assert done.stdout.split() == ["5"]

@@ -12,7 +12,14 @@ from safetensors.torch import load_file, save_file
 from headrank.errors import InputError
 from headrank.lora_settings import LoraSettings
 from headrank.reranking.model_sources import ADAPTER_CONFIG
-from headrank.reranking.peft_folder import WEIGHTS_NAME, PeftAdapter, adapter_of, merge_weights, target_pattern, write_adapter
+from headrank.reranking.peft_folder import (
+    WEIGHTS_NAME,
+    PeftAdapter,
+    adapter_of,
+    merge_weights,
+    target_pattern,
+    write_adapter,
+)
 
 Q, UP = "layers.0.self_attn.q_proj", "layers.10.mlp.up_proj"
 
@@ -37,13 +44,20 @@ def change(folder, **settings):
 def test_what_was_written_is_read_back(folder, factors):
     adapter = PeftAdapter.read(folder)
     assert adapter.base_name == "some/base" and adapter.settings() == LoraSettings(2, 6.0, ("q_proj", "up_proj"))
-    assert all(torch.equal(found, given) for name in factors for found, given in zip(adapter.factors[name], factors[name], strict=True))
+    assert all(
+        torch.equal(found, given)
+        for name in factors
+        for found, given in zip(adapter.factors[name], factors[name], strict=True)
+    )
 
 
 def test_a_merged_weight_is_the_weight_plus_alpha_over_rank_times_b_a(folder, factors):
     low, high = factors[Q]
     weight = torch.randn(4, 3)
-    expected = [[float(weight[i, j]) + 3.0 * sum(float(high[i, k] * low[k, j]) for k in range(2)) for j in range(3)] for i in range(4)]
+    expected = [
+        [float(weight[i, j]) + 3.0 * sum(float(high[i, k] * low[k, j]) for k in range(2)) for j in range(3)]
+        for i in range(4)
+    ]
     assert torch.allclose(PeftAdapter.read(folder).merged(Q, weight), torch.tensor(expected), atol=1e-6)
     assert PeftAdapter.read(folder).merged("layers.0.self_attn.k_proj", weight) is weight
 
@@ -71,7 +85,9 @@ def test_weights_above_the_depth_that_is_loaded_are_not_missed_and_others_are(fo
 
 
 def test_the_pattern_of_targets_matches_exactly_the_adapted_modules():
-    modules = {f"layers.{layer}.self_attn.{name}" for layer in (0, 1, 10) for name in ("q_proj", "v_proj")} | {"layers.11.self_attn.q_proj"}
+    modules = {f"layers.{layer}.self_attn.{name}" for layer in (0, 1, 10) for name in ("q_proj", "v_proj")} | {
+        "layers.11.self_attn.q_proj"
+    }
     pattern = target_pattern(modules)
     everything = {f"layers.{layer}.self_attn.{name}" for layer in range(12) for name in ("q_proj", "k_proj", "v_proj")}
     for prefix in ("", "model."):

@@ -35,7 +35,9 @@ def sdpa(module, query, key, value, mask, headrank=None, **_):
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2), None
 
 
-def hidden_states(folder: Path, dtype: torch.dtype, ids: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def hidden_states(
+    folder: Path, dtype: torch.dtype, ids: torch.Tensor, positions: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """What the plain decoder and transformers have behind the last layer, before the final norm."""
     shape = DecoderShape.read(folder)
     assert shape is not None
@@ -64,8 +66,11 @@ def test_attention_biases_are_loaded(tmp_path: Path) -> None:
 
 
 def test_models_of_another_shape_are_left_to_transformers(models, tmp_path: Path) -> None:
-    assert all(DecoderShape.read(models[family]) is None for family in ("mistral", "gemma3", "gpt_neox"))  # this mistral has a window
-    scaled = make_tiny_model(tmp_path, "llama", rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})
+    # this mistral has a window
+    assert all(DecoderShape.read(models[family]) is None for family in ("mistral", "gemma3", "gpt_neox"))
+    scaled = make_tiny_model(
+        tmp_path, "llama", rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+    )
     assert DecoderShape.read(scaled) is None
     assert not isinstance(AttentionReader.load(models["gemma3"]).model, Decoder)
     assert isinstance(AttentionReader.load(models["llama"]).model, Decoder)
@@ -86,7 +91,10 @@ def test_the_tokenizer_gives_the_ids_offsets_and_prompt_of_transformers(models, 
     assert {key: str(value) for key, value in ours.added_tokens_decoder.items()} == {
         key: str(value) for key, value in theirs.added_tokens_decoder.items()
     }
-    turn, switches = [{"role": "user", "content": "hi {{x}}"}], {"add_generation_prompt": True, "enable_thinking": False}
+    turn, switches = (
+        [{"role": "user", "content": "hi {{x}}"}],
+        {"add_generation_prompt": True, "enable_thinking": False},
+    )
     assert ours.apply_chat_template(turn, **switches) == theirs.apply_chat_template(turn, tokenize=False, **switches)
 
 
@@ -115,9 +123,13 @@ def test_weights_above_the_last_layer_are_neither_read_nor_allocated(models) -> 
 def test_reranking_imports_neither_transformers_nor_torch_compiler_nor_scipy(models) -> None:
     code = (
         "import sys\nfrom headrank import HeadRankReranker\n"
-        f"HeadRankReranker.from_pretrained({str(models['llama'])!r}, heads='all').rank('why salty', ['the sea', 'the cat'])\n"
-        "heavy = [name for name in ('transformers', 'torch._dynamo', 'sympy', 'scipy', 'matplotlib', 'pandas') if name in sys.modules]\n"
+        f"HeadRankReranker.from_pretrained({str(models['llama'])!r}, heads='all').rank('why salty', ['the sea', "
+        "'the cat'])\n"
+        "heavy = [name for name in ('transformers', 'torch._dynamo', 'sympy', 'scipy', 'matplotlib', 'pandas') if "
+        "name in sys.modules]\n"
         "assert not heavy, heavy\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]
+    )
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,6 @@
-"""The planner's arithmetic without a model: GPUs, wire bytes, rooflines, steps and hours, known shapes, assumed heads."""
+"""The planner's arithmetic without a model: GPUs, wire bytes, rooflines, steps and hours, known shapes, assumed
+heads.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,15 @@ from megatron_patches.planner.meter import Costs, Kernel, Message
 from megatron_patches.planner.plan import Data, Plan
 from megatron_patches.planner.shapes import KNOWN_MODELS, PAPER_HEADS, heads_of, shape_of
 
-ROUND = Gpu("round", 100 * GIB, bf16_flops=1e12, fp32_flops=1e11, memory_bandwidth=1e9, link_bandwidth=1e8, network_bandwidth=1e7)
+ROUND = Gpu(
+    "round",
+    100 * GIB,
+    bf16_flops=1e12,
+    fp32_flops=1e11,
+    memory_bandwidth=1e9,
+    link_bandwidth=1e8,
+    network_bandwidth=1e7,
+)
 
 
 def test_a_ring_all_reduce_sends_every_byte_nearly_twice_and_a_gather_once() -> None:
@@ -43,7 +53,10 @@ def test_a_given_number_replaces_the_gpus_own_and_custom_needs_all() -> None:
     assert set(GPUS) == {"h20", "h100", "h800", "a100", "l40s", "mi300x"}
     with pytest.raises(InputError, match="not one of"):
         find_gpu("b200")
-    with pytest.raises(InputError, match="missing: --gpu-memory, --gpu-fp32, --gpu-memory-bandwidth, --gpu-link-bandwidth, --gpu-network"):
+    with pytest.raises(
+        InputError,
+        match="missing: --gpu-memory, --gpu-fp32, --gpu-memory-bandwidth, --gpu-link-bandwidth, --gpu-network",
+    ):
         find_gpu("custom", bf16_flops=1e12)
     for wrong in (0.0, -1.0, float("nan"), float("inf")):
         for name in ("h20", "custom"):
@@ -66,7 +79,9 @@ def plan_of(microbatch: Costs, update: Costs, recipe: str = "ours", **job_change
     shape = KNOWN_MODELS["Qwen3-0.6B"]
     job = Job("Qwen3-0.6B", shape, heads_of("Qwen3-0.6B", shape), 4, 16, global_batch_size=32)
     measured = Measurement(1, 10 * GIB, 20 * GIB, 5 * GIB, 0, 30 * GIB, microbatch, update)
-    return Plan(dataclasses.replace(job, **job_changes), recipe, ROUND, 8, Data(num_contexts=10, num_pairs=1000), measured)
+    return Plan(
+        dataclasses.replace(job, **job_changes), recipe, ROUND, 8, Data(num_contexts=10, num_pairs=1000), measured
+    )
 
 
 def test_rooflines_by_hand() -> None:
@@ -119,7 +134,10 @@ def test_the_global_batch_follows_the_ranks_only_where_none_was_asked_for() -> N
     assert [one.tensor_parallel for one in node.possible_sizes()] == [1, 2, 4, 8]
     assert {one.global_batch_size for one in node.possible_sizes(is_batch_free=True)} == {32}
     odd = dataclasses.replace(node, world_size=6)
-    assert [(one.tensor_parallel, one.global_batch_size) for one in odd.possible_sizes(is_batch_free=True)] == [(1, 36), (2, 33)]
+    assert [(one.tensor_parallel, one.global_batch_size) for one in odd.possible_sizes(is_batch_free=True)] == [
+        (1, 36),
+        (2, 33),
+    ]
 
 
 def test_nodes_stop_paying_at_the_batch_or_where_the_exchange_takes_longer_than_the_passes() -> None:
@@ -165,7 +183,9 @@ def test_the_store_of_contexts_is_as_large_as_planned(tmp_path) -> None:
     from tests.toy_training import make_toy_job
 
     job = make_toy_job(tmp_path, num_queries=6, num_documents=8)
-    made = TrainingSet(job.train, PromptEncoder(AutoTokenizer.from_pretrained(job.model), PromptTemplate()), permutations=2)
+    made = TrainingSet(
+        job.train, PromptEncoder(AutoTokenizer.from_pretrained(job.model), PromptTemplate()), permutations=2
+    )
     cache = made.cache
     on_disk = sum(file.stat().st_size for file in cache.folder.glob("*.bin"))
     each = context_bytes(len(cache.tokens) / 6 / 2, 8, made.num_pairs / 6, len(cache.names) / 6, num_orders=2)
@@ -175,7 +195,14 @@ def test_the_store_of_contexts_is_as_large_as_planned(tmp_path) -> None:
 def test_the_paper_s_models_have_their_published_sizes_and_heads() -> None:
     from megatron_patches.training.assembly import count_parameters
 
-    millions = {"Qwen3-0.6B": 596, "Qwen3-1.7B": 1721, "Qwen3-4B": 4022, "Qwen3-8B": 8191, "Qwen3-14B": 14768, "Qwen3-32B": 32762}
+    millions = {
+        "Qwen3-0.6B": 596,
+        "Qwen3-1.7B": 1721,
+        "Qwen3-4B": 4022,
+        "Qwen3-8B": 8191,
+        "Qwen3-14B": 14768,
+        "Qwen3-32B": 32762,
+    }
     assert {name: round(count_parameters(KNOWN_MODELS[name]) / 1e6) for name in millions} == millions
     assert {name: max(layer for layer, _ in heads) for name, heads in PAPER_HEADS.items()} == {
         "Qwen3-0.6B": 21,

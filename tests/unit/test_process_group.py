@@ -30,7 +30,9 @@ def test_the_groups_are_left_at_the_end(left: list[str]) -> None:
     assert left == ["left"]
 
 
-def test_a_failing_rank_says_so_at_once_instead_of_waiting_for_the_others(left: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_rank_says_so_at_once_instead_of_waiting_for_the_others(
+    left: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(RuntimeError, match="out of memory"):
         fail()
     assert left == ["left"], "alone it leaves in order"

@@ -1,4 +1,6 @@
-"""The paper's numbers: complete, equal to the page where the page is at hand, and consistent with the paper's own sums."""
+"""The paper's numbers: complete, equal to the page where the page is at hand, and consistent with the paper's own
+sums.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from data_tools.benchmarks import BENCHMARKS
-from headrank.evaluation.published import AVERAGE, SUCCESS_RATE, TABLE_1, TABLE_2, TABLE_3, published_heads, published_numbers
+from headrank.evaluation.published import (
+    AVERAGE,
+    SUCCESS_RATE,
+    TABLE_1,
+    TABLE_2,
+    TABLE_3,
+    published_heads,
+    published_numbers,
+)
 from headrank.methods import METHODS
 
 ROUNDING = 0.0051  # two printed digits

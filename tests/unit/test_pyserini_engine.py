@@ -17,7 +17,11 @@ from headrank.commands import main
 from headrank.errors import InputError
 from headrank.formats import Collection, Document, write_jsonl
 
-TEXTS = {"d1": {"title": "One", "contents": "first text"}, "d2": {"passage": "second text"}, "d3": {"url": "nothing to read"}}
+TEXTS = {
+    "d1": {"title": "One", "contents": "first text"},
+    "d2": {"passage": "second text"},
+    "d3": {"url": "nothing to read"},
+}
 
 
 def make_java(folder: Path, version: str) -> Path:
@@ -67,7 +71,11 @@ def pyserini(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.ModuleTyp
     search.get_qrels_file = lambda name: str(qrels)
     lucene = types.ModuleType("pyserini.search.lucene")
     lucene.LuceneSearcher = FakeSearcher
-    for name, module in {"pyserini": types.ModuleType("pyserini"), "pyserini.search": search, "pyserini.search.lucene": lucene}.items():
+    for name, module in {
+        "pyserini": types.ModuleType("pyserini"),
+        "pyserini.search": search,
+        "pyserini.search.lucene": lucene,
+    }.items():
         monkeypatch.setitem(sys.modules, name, module)
     return search
 
@@ -89,7 +97,17 @@ def test_topics_and_judgements_come_by_name(pyserini: types.ModuleType) -> None:
 
 def test_gzipped_queries_of_a_folder_are_found(pyserini: types.ModuleType, tmp_path: Path) -> None:
     (tmp_path / "queries.tsv.gz").write_bytes(gzip.compress(b"1\tfirst query\n"))
-    words = ["retrieve", "--engine", "pyserini", "--index", "toy", "--collection", str(tmp_path), "--output", str(tmp_path / "run.txt")]
+    words = [
+        "retrieve",
+        "--engine",
+        "pyserini",
+        "--index",
+        "toy",
+        "--collection",
+        str(tmp_path),
+        "--output",
+        str(tmp_path / "run.txt"),
+    ]
     assert main(words) == 0
     assert (tmp_path / "run.txt").read_text().startswith("1 Q0 d1 1 ")
 
@@ -124,14 +142,18 @@ def test_a_benchmark_is_prepared_from_pyserinis_names(
     assert "HippoRAG" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("index", "words"), [("unknown", "no prebuilt index of that name"), ("broken", "connection refused")])
+@pytest.mark.parametrize(
+    ("index", "words"), [("unknown", "no prebuilt index of that name"), ("broken", "connection refused")]
+)
 def test_an_index_that_cannot_be_opened_is_named(pyserini: types.ModuleType, index: str, words: str) -> None:
     with pytest.raises(InputError, match=index) as raised:
         search_pyserini(index, {"1": "a query"}, 5)
     assert words in str(raised.value)
 
 
-def test_a_name_that_pyserini_does_not_know_is_an_error(pyserini: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_pyserini_does_not_know_is_an_error(
+    pyserini: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(name: str) -> None:
         raise ValueError(f"Topic {name} Not Found")
 
@@ -142,7 +164,9 @@ def test_a_name_that_pyserini_does_not_know_is_an_error(pyserini: types.ModuleTy
             load("dl99")
 
 
-def test_a_missing_java_an_old_java_and_a_missing_package_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_java_an_old_java_and_a_missing_package_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match="no java on the PATH"):
@@ -171,17 +195,31 @@ def test_a_real_lucene_index_gives_nearly_the_scores_of_bm25s(tmp_path: Path) ->
     """Run in a process of its own: a Java machine lives as long as its process."""
     (tmp_path / "input").mkdir()
     texts = {f"d{n}": " ".join(["flea"] * (n + 1) + ["violin"] * (5 - n)) for n in range(5)}
-    write_jsonl(tmp_path / "input" / "corpus.jsonl", ({"id": doc_id, "contents": text} for doc_id, text in texts.items()))
-    flags = ["--collection", "JsonCollection", "--generator", "DefaultLuceneDocumentGenerator", "--threads", "1", "--storeRaw"]
+    write_jsonl(
+        tmp_path / "input" / "corpus.jsonl", ({"id": doc_id, "contents": text} for doc_id, text in texts.items())
+    )
+    flags = [
+        "--collection",
+        "JsonCollection",
+        "--generator",
+        "DefaultLuceneDocumentGenerator",
+        "--threads",
+        "1",
+        "--storeRaw",
+    ]
     places = ["--input", str(tmp_path / "input"), "--index", str(tmp_path / "index")]
     subprocess.run([sys.executable, "-m", "pyserini.index.lucene", *flags, *places], check=True, capture_output=True)
     code = (
         "import json, sys; from data_tools.sources.pyserini_engine import search_pyserini;"
-        "result = search_pyserini(sys.argv[1], {'q': 'fleas'}, 5); print(json.dumps([result.run, result.documents['d0'].text]))"
+        "result = search_pyserini(sys.argv[1], {'q': 'fleas'}, 5); print(json.dumps([result.run, "
+        "result.documents['d0'].text]))"
     )
-    answer = subprocess.run([sys.executable, "-c", code, str(tmp_path / "index")], check=True, capture_output=True, text=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "index")], check=True, capture_output=True, text=True
+    )
     run, text = json.loads(answer.stdout.splitlines()[-1])
     expected = Bm25Index(Document(doc_id, "", body) for doc_id, body in texts.items()).search("fleas", 5)
     assert [doc_id for doc_id, _ in run["q"]] == [doc_id for doc_id, _ in expected]
-    assert [score for _, score in run["q"]] == pytest.approx([score for _, score in expected], abs=1e-4)  # Pyserini keeps four digits
+    # Pyserini keeps four digits
+    assert [score for _, score in run["q"]] == pytest.approx([score for _, score in expected], abs=1e-4)
     assert text == texts["d0"]

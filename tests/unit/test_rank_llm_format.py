@@ -38,7 +38,9 @@ def test_ids_may_be_numbers_and_texts_have_the_fields_of_anserini_indexes(tmp_pa
 
 
 @pytest.mark.parametrize("packed", [bytes, gzip.compress])
-def test_a_json_list_as_rank_llm_stores_retrieval_results_is_read(tmp_path: Path, packed: Callable[[bytes], bytes]) -> None:
+def test_a_json_list_as_rank_llm_stores_retrieval_results_is_read(
+    tmp_path: Path, packed: Callable[[bytes], bytes]
+) -> None:
     path = tmp_path / "retrieve_results.json"
     listed = json.dumps([request(), request(query={"text": "other", "qid": "2"}, candidates=[])], indent=2)
     path.write_bytes(packed(listed.encode()))
@@ -50,11 +52,16 @@ def test_a_json_list_as_rank_llm_stores_retrieval_results_is_read(tmp_path: Path
 
 def test_documents_without_a_known_text_are_written_without_one(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    write_candidates_jsonl(path, {"1": "a query"}, {"1": [("d1", 2.0), ("far", 1.0)]}, {"d1": Document("d1", "", "body")})
+    write_candidates_jsonl(
+        path, {"1": "a query"}, {"1": [("d1", 2.0), ("far", 1.0)]}, {"d1": Document("d1", "", "body")}
+    )
     row = json.loads(path.read_text())
     assert row == {
         "query": {"text": "a query", "qid": "1"},
-        "candidates": [{"docid": "d1", "score": 2.0, "doc": {"title": "", "text": "body"}}, {"docid": "far", "score": 1.0, "doc": {}}],
+        "candidates": [
+            {"docid": "d1", "score": 2.0, "doc": {"title": "", "text": "body"}},
+            {"docid": "far", "score": 1.0, "doc": {}},
+        ],
     }
 
 
@@ -72,7 +79,10 @@ def test_documents_without_a_known_text_are_written_without_one(tmp_path: Path) 
         (request(query={"text": "x", "qid": "2"}, candidates=[candidate(score=True)]), "score 'True'"),
         (request(query={"text": "x", "qid": "2"}, candidates=[candidate(score=10**400)]), "not a finite number"),
         (request(query={"text": "x", "qid": "2"}, candidates=[candidate(doc={})]), "has no text"),
-        (request(query={"text": "x", "qid": "2"}, candidates=[candidate(docid="d1", doc={"text": "another body"})]), "another text"),
+        (
+            request(query={"text": "x", "qid": "2"}, candidates=[candidate(docid="d1", doc={"text": "another body"})]),
+            "another text",
+        ),
         (request(query={"text": "x", "qid": "2"}, candidates=[candidate(), candidate()]), "a candidate twice"),
     ],
 )

@@ -52,8 +52,16 @@ def documents(values: Sequence[int]) -> list[str]:
 def test_the_prompt_is_the_appendixs_dialogue() -> None:
     messages = ranking_messages("flea", ["first", "second"])
     assert [message.role for message in messages] == ["system", "user", "assistant", "user", "assistant", "user"]
-    assert "2 passages, each indicated by number identifier []" in messages[0].content and "query: flea." in messages[0].content
-    assert [message.content for message in messages[1:5]] == ["[1] first", "Received passage [1].", "[2] second", "Received passage [2]."]
+    assert (
+        "2 passages, each indicated by number identifier []" in messages[0].content
+        and "query: flea." in messages[0].content
+    )
+    assert [message.content for message in messages[1:5]] == [
+        "[1] first",
+        "Received passage [1].",
+        "[2] second",
+        "Received passage [2].",
+    ]
     assert messages[5].content.startswith("Search Query: flea. Rank the 2 passages above")
     assert messages[5].content.endswith("Only provide the ranking results, do not say any word or explain.")
 
@@ -95,9 +103,16 @@ def test_no_document_is_ever_left_out_of_every_window(num_documents: int, window
         ("[0] > [00000000000000000003] > [-2]", (1, 0, 2, 3), 1, False, False),
     ],
 )
-def test_answers_are_read_tolerantly(text: str, order: tuple[int, ...], recovered: int, is_half: bool, is_strict: bool) -> None:
+def test_answers_are_read_tolerantly(
+    text: str, order: tuple[int, ...], recovered: int, is_half: bool, is_strict: bool
+) -> None:
     parsed = parse_ranking(text, 4)
-    assert (parsed.order, parsed.num_recovered, parsed.is_half, parsed.is_strict) == (order, recovered, is_half, is_strict)
+    assert (parsed.order, parsed.num_recovered, parsed.is_half, parsed.is_strict) == (
+        order,
+        recovered,
+        is_half,
+        is_strict,
+    )
 
 
 @settings(deadline=None)
@@ -164,13 +179,18 @@ def test_nothing_ranked_has_no_success_rate() -> None:
 
 
 def test_batched_greedy_generation_equals_a_plain_loop_without_cache(model_directory: Path) -> None:
-    prompts = [ranking_messages(query, ["a flea", "the floor"]) for query in ("flea", "cost of a concrete floor in dollars", "bow")]
+    prompts = [
+        ranking_messages(query, ["a flea", "the floor"])
+        for query in ("flea", "cost of a concrete floor in dollars", "bow")
+    ]
     generator = LocalGenerator.load(model_directory, batch_size=3, max_new_tokens=12)
     answers = generator.generate(prompts, num_identifiers=2)
     model = AutoModelForCausalLM.from_pretrained(model_directory, attn_implementation="eager").eval()
     tokenizer = AutoTokenizer.from_pretrained(model_directory)
     for messages, answer in zip(prompts, answers, strict=True):
-        ids = tokenizer.apply_chat_template([vars(message) for message in messages], add_generation_prompt=True, return_dict=False)
+        ids = tokenizer.apply_chat_template(
+            [vars(message) for message in messages], add_generation_prompt=True, return_dict=False
+        )
         length = len(ids)
         for _ in range(12):
             with torch.no_grad():
@@ -192,7 +212,9 @@ def test_passages_are_cut_evenly_by_words_when_the_context_is_short(model_direct
     ranker = build_ranker("rankgpt", model_directory, max_new_tokens=8, prompt=PromptTemplate(max_words=300))
     asked: list[list[Message]] = []
     generate = ranker.generator.generate
-    ranker.generator.generate = lambda prompts, num_identifiers: asked.extend(prompts) or generate(prompts, num_identifiers)
+    ranker.generator.generate = lambda prompts, num_identifiers: (
+        asked.extend(prompts) or generate(prompts, num_identifiers)
+    )
     result = ranker.score_batch([("flea", [long, short, long])])[0]
     lengths = [len(message.content.split()) - 1 for message in asked[0][1:-1] if message.role == "user"]
     assert result.is_shortened and lengths[1] == 2 and lengths[0] == lengths[2] and 10 < lengths[0] < 200

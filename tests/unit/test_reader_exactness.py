@@ -48,7 +48,9 @@ def test_masses_scores_and_entropies_equal_two_eager_passes(model_directory: Pat
         masses = sum_over_documents(fast, layout.document_of_token_BS, layout.num_documents)[0]
         for head in range(reader.num_heads):
             assert np.allclose(masses[head].numpy(), slow_masses(slow.query_rows[layer][head], spans), atol=TOLERANCE)
-            assert np.allclose(capture.calibration_rows[layer][0, head].numpy(), slow.calibration_rows[layer][head], atol=TOLERANCE)
+            assert np.allclose(
+                capture.calibration_rows[layer][0, head].numpy(), slow.calibration_rows[layer][head], atol=TOLERANCE
+            )
             assert float(entropy(fast[0, head])) == pytest.approx(slow_entropy(slow.query_rows[layer][head]), abs=1e-4)
 
 
@@ -58,14 +60,20 @@ def test_calibrated_and_raw_scores_equal_the_slow_reference_of_a_head_set(model_
     context = reranker.reader.encoder.encode(QUERY, DOCUMENTS)
     slow = eager_rows(str(model_directory), context)
     query = [sum(slow.query_rows[layer][head][token] for layer, head in heads.heads) for token in range(context.length)]
-    calibration = [sum(slow.calibration_rows[layer][head][token] for layer, head in heads.heads) for token in range(context.length)]
+    calibration = [
+        sum(slow.calibration_rows[layer][head][token] for layer, head in heads.heads) for token in range(context.length)
+    ]
     documents = [{"title": title, "text": text} for title, text in DOCUMENTS]
     expected = slow_calibrated(query, calibration, list(context.document_spans))
     detailed = reranker.explain(QUERY, documents)
     assert np.allclose(reranker.score_batch([(QUERY, documents)])[0].scores, expected, atol=TOLERANCE)
     assert np.allclose(detailed.scores, expected, atol=TOLERANCE)
     assert np.allclose(detailed.per_head.sum(0), expected, atol=TOLERANCE)
-    raw = HeadRankReranker.from_reader(reranker.reader, heads, calibrate=False).score_batch([(QUERY, documents)])[0].scores
+    raw = (
+        HeadRankReranker.from_reader(reranker.reader, heads, calibrate=False)
+        .score_batch([(QUERY, documents)])[0]
+        .scores
+    )
     assert np.allclose(raw, slow_masses(query, list(context.document_spans)), atol=TOLERANCE)
     assert not np.allclose(raw, expected, atol=1e-3), "the tiny model must tell calibrated from raw"
 
@@ -92,7 +100,9 @@ def test_batches_of_unequal_lengths_and_any_padding_change_nothing(model_directo
     together = reader.read(contexts, heads)
     ids, layout = batch_contexts(contexts, 0, pad_to=max(context.length for context in contexts) + 37)
     assert ids.shape[1] == layout.position_ids_BS.shape[1]
-    assert all(not layout.position_ids_BS[row, context.length :].any() for row, context in enumerate(contexts)), "within any model's reach"
+    assert all(not layout.position_ids_BS[row, context.length :].any() for row, context in enumerate(contexts)), (
+        "within any model's reach"
+    )
     for row, context in enumerate(contexts):
         alone = reader.read([context], heads)
         for layer in heads:
@@ -100,7 +110,9 @@ def test_batches_of_unequal_lengths_and_any_padding_change_nothing(model_directo
                 (together.query_rows, alone.query_rows),
                 (together.calibration_rows, alone.calibration_rows),
             ):
-                assert torch.allclose(together_rows[layer][row, :, : context.length], alone_rows[layer][0], atol=TOLERANCE)
+                assert torch.allclose(
+                    together_rows[layer][row, :, : context.length], alone_rows[layer][0], atol=TOLERANCE
+                )
                 assert float(together_rows[layer][row, :, context.length :].abs().sum()) == 0.0
 
 
@@ -108,7 +120,8 @@ def test_repeated_keys_give_what_grouped_ones_give(model_directory: Path, monkey
     reader = AttentionReader.load(model_directory)
     context = reader.encoder.encode(QUERY, DOCUMENTS)
     grouped = reader.read([context], all_heads(reader))
-    monkeypatch.setattr("headrank.method.attention._lacks_grouped_kernel", lambda query, **_: True)  # as float32 on CUDA, which is not here
+    # as float32 on CUDA, which is not here
+    monkeypatch.setattr("headrank.method.attention._lacks_grouped_kernel", lambda query, **_: True)
     repeated = reader.read([context], all_heads(reader))
     for layer, rows in grouped.query_rows.items():
         assert torch.allclose(repeated.query_rows[layer], rows, atol=TOLERANCE)

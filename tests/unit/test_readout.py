@@ -19,7 +19,9 @@ from headrank.method.readout import Readout, mean_over_rows, row_values, segment
 TOLERANCE = 1e-5  # float32 against Python's float64
 
 
-def slow_head_value(logits_RS: list[list[float]], passage: list[int], opening: list[int], offset: float, floor: float) -> float:
+def slow_head_value(
+    logits_RS: list[list[float]], passage: list[int], opening: list[int], offset: float, floor: float
+) -> float:
     """mean over rows of log(exp(lse_passage - lse_opening - c) + f) with one exponential at a time."""
     total = 0.0
     for row in logits_RS:
@@ -33,7 +35,8 @@ def slow_head_value(logits_RS: list[list[float]], passage: list[int], opening: l
 def test_head_values_equal_a_loop_over_rows_and_tokens(floor: float) -> None:
     torch.manual_seed(0)
     logits_BKRS = torch.randn(2, 3, 4, 12) * 3
-    owner_BS = torch.tensor([[2, 2, 0, 0, 0, 1, 1, 3, 3, 3, 3, 3], [2, 0, 1, 1, 1, 1, 3, 3, 3, 3, 3, 3]])  # segment 2 is the opening
+    # segment 2 is the opening
+    owner_BS = torch.tensor([[2, 2, 0, 0, 0, 1, 1, 3, 3, 3, 3, 3], [2, 0, 1, 1, 1, 1, 3, 3, 3, 3, 3, 3]])
     offsets_K = torch.tensor([0.5, -1.0, 2.0])
     sums_BNKR = segment_log_sums(logits_BKRS, owner_BS, 3)
     values_BNK = mean_over_rows(row_values(sums_BNKR[:, :2], sums_BNKR[:, 2], offsets_K, floor))
@@ -47,7 +50,9 @@ def test_head_values_equal_a_loop_over_rows_and_tokens(floor: float) -> None:
 
 
 def test_a_hand_computed_score() -> None:
-    """One head, one row: masses e^0 + e^0 = 2 on the passage and 1 on the opening; log(2/1 + 0.5) = log 2.5, times weight 3."""
+    """One head, one row: masses e^0 + e^0 = 2 on the passage and 1 on the opening; log(2/1 + 0.5) = log 2.5, times
+    weight 3.
+    """
     sums_BNKR = segment_log_sums(torch.zeros(1, 1, 1, 3), torch.tensor([[1, 0, 0]]), 2)
     values_BNK = mean_over_rows(row_values(sums_BNKR[:, :1], sums_BNKR[:, 1], floor=0.5))
     assert float(weighted_sum(values_BNK, torch.tensor([3.0]))) == pytest.approx(3 * math.log(2.5))
@@ -82,7 +87,8 @@ def test_what_all_logits_of_a_row_share_changes_no_value(seed: int, shift: float
 
 
 def test_the_floor_forgives_one_missing_word_and_its_gradient_is_that_of_autograd() -> None:
-    ratios = torch.tensor([[[[0.0, -9.0]]], [[[-1.0, -1.0]]]])  # passages answer one row well and one not at all; both rows a little
+    # passages answer one row well and one not at all; both rows a little
+    ratios = torch.tensor([[[[0.0, -9.0]]], [[[-1.0, -1.0]]]])
     opening = torch.zeros(2, 1, 2)
     strict, floored = (mean_over_rows(row_values(ratios, opening, floor=floor))[:, 0, 0] for floor in (0.0, 0.1))
     assert strict[0] < strict[1] and floored[0] < floored[1] and floored[1] - floored[0] < 0.3 * (strict[1] - strict[0])
@@ -115,14 +121,18 @@ def test_heads_with_a_readout_come_back_from_their_file_and_an_older_headrank_re
     heads = HeadSet(((3, 1), (0, 2)), "readout", "tiny", 4, 4, prompt=LATE, readout=READOUT)
     heads.save(tmp_path / "heads.json")
     assert HeadSet.load(tmp_path / "heads.json") == heads
-    assert json.loads((tmp_path / "heads.json").read_text())["format"] == "headrank-heads/2", "an older one knows only /1"
+    assert json.loads((tmp_path / "heads.json").read_text())["format"] == "headrank-heads/2", (
+        "an older one knows only /1"
+    )
 
 
 def test_heads_without_a_readout_are_written_and_read_as_before(tmp_path: Path) -> None:
     heads = HeadSet(((3, 1), (0, 2)), "entropy", "tiny", 4, 4)
     heads.save(tmp_path / "heads.json")
     values = json.loads((tmp_path / "heads.json").read_text())
-    assert values["format"] == "headrank-heads/1" and "readout" not in values and "branch_position" not in values["prompt"]
+    assert (
+        values["format"] == "headrank-heads/1" and "readout" not in values and "branch_position" not in values["prompt"]
+    )
     assert HeadSet.load(tmp_path / "heads.json") == heads
 
 
@@ -130,7 +140,9 @@ def test_prompt_hashes_of_older_layouts_stay() -> None:
     assert PromptTemplate().hash == "4176c0b1e286"
     assert PromptTemplate(document_layout="parallel").hash == "a3a0a9a96847"
     assert LATE.hash != PromptTemplate(document_layout="late", branch_position=256).hash
-    assert PromptTemplate(branch_position=99).hash == PromptTemplate().hash, "only the late layout has a branch position"
+    assert PromptTemplate(branch_position=99).hash == PromptTemplate().hash, (
+        "only the late layout has a branch position"
+    )
     assert PromptTemplate.from_dict(LATE.to_dict()) == LATE
 
 
@@ -148,12 +160,17 @@ def test_prompt_hashes_of_older_layouts_stay() -> None:
 def test_a_readout_that_cannot_be_meant_is_one_line(changes: dict[str, object], said: str) -> None:
     values = {**READOUT.to_dict(), **changes}
     with pytest.raises(InputError, match=said):
-        HeadSet(((3, 1), (0, 2)), "readout", "tiny", 4, 4, prompt=LATE, readout=Readout(**values))  # type: ignore[arg-type]
+        HeadSet(((3, 1), (0, 2)), "readout", "tiny", 4, 4, prompt=LATE, readout=Readout(**values))
 
 
 def test_damaged_readouts_name_the_file_and_the_field(tmp_path: Path) -> None:
     heads = HeadSet(((3, 1), (0, 2)), "readout", "tiny", 4, 4, prompt=LATE, readout=READOUT).to_dict()
-    damages = [({"weights": ["x", 1]}, "weights"), ({"floor": None}, "floor"), ({"fit": 3}, "fit"), ({"bias": 1.0}, "bias")]
+    damages = [
+        ({"weights": ["x", 1]}, "weights"),
+        ({"floor": None}, "floor"),
+        ({"fit": 3}, "fit"),
+        ({"bias": 1.0}, "bias"),
+    ]
     for change, said in damages:
         damaged = {**heads, "readout": {**heads["readout"], **change}}
         (tmp_path / "heads.json").write_text(json.dumps(damaged))

@@ -1,4 +1,6 @@
-"""The fit of a readout: against slow loops and another optimiser, what it must find, and nested cross-validation that does not peek."""
+"""The fit of a readout: against slow loops and another optimiser, what it must find, and nested cross-validation
+that does not peek.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from headrank.errors import InputError
-from headrank.selection.readout_fit import Problem, choose_groups, fit_group_lasso, fit_ridge, list_pairs, log_mass_values, median_offsets
+from headrank.selection.readout_fit import (
+    Problem,
+    choose_groups,
+    fit_group_lasso,
+    fit_ridge,
+    list_pairs,
+    log_mass_values,
+    median_offsets,
+)
 from headrank.selection.readout_lists import ReadoutList
 from headrank.selection.readout_validation import (
     CrossValidation,
@@ -32,7 +42,9 @@ def made_list(number: int, generator: np.random.Generator, values_NK: np.ndarray
     grades = tuple(int(value > 0.5) for value in teacher)
     names = tuple(f"d{place}" for place in range(len(values_NK)))
     judged = dict(zip(names, grades, strict=True))
-    return ReadoutList("toy", f"q{number}", "?", names, tuple(("", name) for name in names), grades, tuple(teacher), judged)
+    return ReadoutList(
+        "toy", f"q{number}", "?", names, tuple(("", name) for name in names), grades, tuple(teacher), judged
+    )
 
 
 def made_lists(count: int = 30, seed: int = 0) -> tuple[list[ReadoutList], list[np.ndarray]]:
@@ -40,7 +52,9 @@ def made_lists(count: int = 30, seed: int = 0) -> tuple[list[ReadoutList], list[
     generator = np.random.default_rng(seed)
     truth_K = np.array([0, 0, 1.0, -0.8, 0, 0, 0.5, 0])
     values = [generator.normal(size=(generator.integers(4, 9), 8)) * (1 + np.arange(8)) for _ in range(count)]
-    return [made_list(number, generator, each / (1 + np.arange(8)), truth_K) for number, each in enumerate(values)], values
+    return [
+        made_list(number, generator, each / (1 + np.arange(8)), truth_K) for number, each in enumerate(values)
+    ], values
 
 
 def test_pairs_of_one_list_by_hand() -> None:
@@ -64,9 +78,14 @@ def test_the_loss_equals_loops_over_queries_and_pairs_and_its_gradient_finite_di
         for i, ti in enumerate(one.teacher):
             for j, tj in enumerate(one.teacher):
                 if ti - tj >= 1:
-                    margin = sum(weights_K[k] / problem.scale_K[k] * (values_NK[i, k] - values_NK[j, k]) for k in range(8))
+                    margin = sum(
+                        weights_K[k] / problem.scale_K[k] * (values_NK[i, k] - values_NK[j, k]) for k in range(8)
+                    )
                     sure = 1 / (1 + math.exp(tj - ti))
-                    terms.append(-sure * math.log(1 / (1 + math.exp(-margin))) - (1 - sure) * math.log(1 / (1 + math.exp(margin))))
+                    terms.append(
+                        -sure * math.log(1 / (1 + math.exp(-margin)))
+                        - (1 - sure) * math.log(1 / (1 + math.exp(margin)))
+                    )
         total += math.fsum(terms) / len(terms) / len(lists)
     loss, gradient = problem.loss(weights_K)
     assert loss == pytest.approx(total, abs=1e-9)
@@ -89,7 +108,12 @@ def test_the_ridge_fit_is_the_minimum_whatever_the_order_of_the_lists() -> None:
     lists, values = made_lists()
     problem = Problem(lists, values, "judged")
     found = fit_ridge(problem, 0.01)
-    slow = minimize(lambda w: problem.loss(w)[0] + 0.005 * w @ w, np.full(8, 0.3), method="Powell", options={"xtol": 1e-8, "ftol": 1e-12})
+    slow = minimize(
+        lambda w: problem.loss(w)[0] + 0.005 * w @ w,
+        np.full(8, 0.3),
+        method="Powell",
+        options={"xtol": 1e-8, "ftol": 1e-12},
+    )
     assert np.allclose(found, slow.x, atol=1e-3)
     backwards = Problem(lists[::-1], values[::-1], "judged")
     assert np.allclose(found / problem.scale_K, fit_ridge(backwards, 0.01) / backwards.scale_K, atol=1e-4)
@@ -110,7 +134,9 @@ def test_the_group_lasso_meets_its_optimality_conditions_and_finds_the_groups_th
     assert choose_groups(problem, GROUPS, 1, l2) == [1] and choose_groups(problem, GROUPS, 2, l2) == [1, 3]
     assert choose_groups(problem, GROUPS, 9, l2) == [0, 1, 2, 3]
     refitted = fit_ridge(problem, l2, np.concatenate([GROUPS[1], GROUPS[3]]))
-    assert (refitted[[0, 1, 4, 5]] == 0).all() and np.linalg.norm(refitted) > np.linalg.norm(weights_K), "the refit shrinks less"
+    assert (refitted[[0, 1, 4, 5]] == 0).all() and np.linalg.norm(refitted) > np.linalg.norm(weights_K), (
+        "the refit shrinks less"
+    )
 
 
 @settings(max_examples=25, deadline=None)
@@ -164,7 +190,11 @@ def test_a_budget_leaves_out_whole_groups_and_depth_whole_layers() -> None:
 def test_equal_weights_count_every_chosen_head_alike() -> None:
     lists, values = made_lists(40)
     fitted = validation(lists, values, is_equal=True).fit(Size(2, 2))
-    assert fitted.groups == (1, 3) and fitted.weights_K[[2, 3, 6, 7]] == pytest.approx(0.25) and not fitted.weights_K[[0, 1, 4, 5]].any()
+    assert (
+        fitted.groups == (1, 3)
+        and fitted.weights_K[[2, 3, 6, 7]] == pytest.approx(0.25)
+        and not fitted.weights_K[[0, 1, 4, 5]].any()
+    )
     assert validation(lists, values, is_equal=True).fit(Size(1)).weights_K == pytest.approx(0.25)
 
 
@@ -178,9 +208,14 @@ def test_the_length_feature_uses_lengths_when_they_matter() -> None:
 
 def test_the_cheapest_within_the_tolerance_is_taken() -> None:
     rows = [
-        Row(Size(layers, groups), quality, {}, 0.0, ()) for layers, groups, quality in [(30, None, 45.0), (20, None, 44.6), (20, 16, 44.0)]
+        Row(Size(layers, groups), quality, {}, 0.0, ())
+        for layers, groups, quality in [(30, None, 45.0), (20, None, 44.6), (20, 16, 44.0)]
     ]
-    assert cheapest_within(rows, 0.0) is rows[0] and cheapest_within(rows, 0.5) is rows[1] and cheapest_within(rows, 1.0) is rows[2]
+    assert (
+        cheapest_within(rows, 0.0) is rows[0]
+        and cheapest_within(rows, 0.5) is rows[1]
+        and cheapest_within(rows, 1.0) is rows[2]
+    )
 
 
 def test_folds_are_balanced_and_come_from_a_file_where_one_is_given(tmp_path: Path) -> None:

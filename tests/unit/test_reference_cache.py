@@ -1,4 +1,6 @@
-"""The reference cache: computed once, shared over ranks, continued after a kill, refused when it belongs to something else."""
+"""The reference cache: computed once, shared over ranks, continued after a kill, refused when it belongs to
+something else.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,14 @@ def test_ranks_split_the_work_and_all_know_everything(tmp_path):
     parts = []
     for rank, cache in enumerate((first, second)):
         own = {}
-        cache.compute(SAMPLES, score, rank=rank, world_size=2, is_writer=False, gather=lambda mine, own=own: own.update(mine) or [mine])
+        cache.compute(
+            SAMPLES,
+            score,
+            rank=rank,
+            world_size=2,
+            is_writer=False,
+            gather=lambda mine, own=own: own.update(mine) or [mine],
+        )
         parts.append(own)
     assert not parts[0].keys() & parts[1].keys()
     assert len(parts[0]) + len(parts[1]) == len(SAMPLES)
@@ -107,7 +116,9 @@ def test_a_damaged_file_is_refused(tmp_path):
         ReferenceScores(tmp_path / "r.jsonl", KEY)
 
 
-@pytest.mark.parametrize("header", [{}, {"format": "headrank-reference/1", "key": None}, {"format": "headrank-reference/1"}])
+@pytest.mark.parametrize(
+    "header", [{}, {"format": "headrank-reference/1", "key": None}, {"format": "headrank-reference/1"}]
+)
 def test_a_file_of_another_kind_is_refused(tmp_path, header):
     (tmp_path / "r.jsonl").write_text(json.dumps(header) + "\n")
     with pytest.raises(InputError, match="r.jsonl:1.*delete it"):
@@ -120,7 +131,10 @@ GOOD = {"context_id": "q1", "permutation": 0, "scores": [0.5, -1]}
 @pytest.mark.parametrize(
     "change",
     [
-        *({"scores": scores} for scores in (None, "0.5", ["0.5"], [0.5, None], [0.5, float("nan")], [1e39], [[0.5]], [[1], [1, 2]])),
+        *(
+            {"scores": scores}
+            for scores in (None, "0.5", ["0.5"], [0.5, None], [0.5, float("nan")], [1e39], [[0.5]], [[1], [1, 2]])
+        ),
         *({"context_id": None}, {"context_id": 7}, {"permutation": "0"}, {"permutation": True}, {"permutation": None}),
     ],
     ids=str,

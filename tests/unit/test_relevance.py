@@ -61,12 +61,18 @@ def test_isotonic_is_the_best_rising_step_function() -> None:
     assert [round(value, 3) for value in curve.values] == [0.0, 0.333, 1.0]
     fitted = [value for value, block in zip(curve.values, blocks, strict=True) for _ in block]
     grid = [0.0, 1 / 3, 0.5, 2 / 3, 1.0]
-    least = min(sum((v - y) ** 2 for v, y in zip(c, labels, strict=True)) for c in itertools.combinations_with_replacement(grid, 6))
+    least = min(
+        sum((v - y) ** 2 for v, y in zip(c, labels, strict=True))
+        for c in itertools.combinations_with_replacement(grid, 6)
+    )
     assert sum((v - y) ** 2 for v, y in zip(fitted, labels, strict=True)) == pytest.approx(least, abs=1e-3)
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.lists(st.tuples(st.integers(-5, 5), st.booleans()), min_size=2, max_size=40), st.sampled_from([fit_platt, fit_isotonic]))
+@given(
+    st.lists(st.tuples(st.integers(-5, 5), st.booleans()), min_size=2, max_size=40),
+    st.sampled_from([fit_platt, fit_isotonic]),
+)
 def test_curves_never_fall_and_stay_within_zero_and_one(rows: list[tuple[int, bool]], fit: object) -> None:
     scores, labels = np.array([score for score, _ in rows], float), np.array([label for _, label in rows])
     if labels.all() or not labels.any():
@@ -86,7 +92,9 @@ def test_auc_equals_a_loop_over_pairs() -> None:
 def test_quality_by_hand() -> None:
     found = quality(np.array([0.8, 0.2]), np.array([True, False]), num_bins=1)
     assert found["log_loss"] == pytest.approx(-math.log(0.8)) and found["brier"] == pytest.approx(0.04)
-    assert found["brier_of_base_rate"] == 0.25 and found["auc"] == 1.0 and found["calibration_error"] == pytest.approx(0.0)
+    assert (
+        found["brier_of_base_rate"] == 0.25 and found["auc"] == 1.0 and found["calibration_error"] == pytest.approx(0.0)
+    )
 
 
 @pytest.mark.parametrize("fit", [fit_platt, fit_isotonic])
@@ -112,13 +120,19 @@ def test_a_broken_curve_is_refused(values: object, said: str) -> None:
         RelevanceCurve.from_dict(values)
 
 
-def test_the_command_fits_on_judged_candidates_and_reports_unseen_queries(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_fits_on_judged_candidates_and_reports_unseen_queries(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     scores, labels = sample(1, 200)
     lines, qrels = [], []
     for query in range(10):
         ids = [f"d{index}" for index in range(20)]
         part = slice(20 * query, 20 * query + 20)
-        lines.append(json.dumps({"query_id": f"q{query}", "doc_ids": ids, "scores": scores[part].tolist(), "ranks": list(range(1, 21))}))
+        lines.append(
+            json.dumps(
+                {"query_id": f"q{query}", "doc_ids": ids, "scores": scores[part].tolist(), "ranks": list(range(1, 21))}
+            )
+        )
         qrels += [f"q{query} 0 {doc} {2 * int(label)}" for doc, label in list(zip(ids, labels[part], strict=True))[:15]]
     (tmp_path / "scores.jsonl").write_text("\n".join(lines) + "\n")
     (tmp_path / "qrels.txt").write_text("\n".join(qrels) + "\n")

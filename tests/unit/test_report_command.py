@@ -32,7 +32,9 @@ AFTER = ((14, 14), (11, 3), (16, 13), (11, 2))
 
 @pytest.fixture
 def quick_figures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Replace the drawing by a one-pixel picture; tests of the figures themselves are elsewhere. Collects what was asked for."""
+    """Replace the drawing by a one-pixel picture; tests of the figures themselves are elsewhere. Collects what was
+    asked for.
+    """
     pixel = bytes.fromhex(
         "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
         "1f15c4890000000d49444154789c6360606060000000050001a5f645400000000049454e44ae426082"
@@ -63,15 +65,28 @@ def run_folder(tmp_path: Path) -> Path:
     make_heads(*AFTER).save(folder / "heads.after.json")
     (folder / "train").mkdir()
     events = [{"event": "train", "iteration": step, "total": 1 / step, "accuracy": 0.5} for step in range(1, 5)]
-    (folder / "train" / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events) + '{"event": "tra')
+    (folder / "train" / "metrics.jsonl").write_text(
+        "".join(json.dumps(event) + "\n" for event in events) + '{"event": "tra'
+    )
     return folder
 
 
-def test_the_run_page_answers_the_four_questions(run_folder: Path, quick_figures: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_run_page_answers_the_four_questions(
+    run_folder: Path, quick_figures: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["report", "--run", str(run_folder)]) == 0
-    assert capsys.readouterr().out.split() == [str(run_folder / "report" / name) for name in ("report.md", "report.html", "report.json")]
+    assert capsys.readouterr().out.split() == [
+        str(run_folder / "report" / name) for name in ("report.md", "report.html", "report.json")
+    ]
     markdown = (run_folder / "report" / "report.md").read_text()
-    for question in ("Did it get better?", "Where?", "At what cost?", "Which heads?", "How did training go?", "How was this made?"):
+    for question in (
+        "Did it get better?",
+        "Where?",
+        "At what cost?",
+        "Which heads?",
+        "How did training go?",
+        "How was this made?",
+    ):
         assert f"## {question}" in markdown
     assert "**On toy, top 20, HeadRank is better than BM25: nDCG@10" in markdown
     assert "HeadRank is better than CoRe" in markdown
@@ -110,7 +125,9 @@ def test_the_run_page_names_the_query_that_moved_most(run_folder: Path, quick_fi
 def test_query_words_are_shown_and_escaped(run_folder: Path, quick_figures: list[str], tmp_path: Path) -> None:
     collection = tmp_path / "collection"
     collection.mkdir()
-    (collection / "queries.tsv").write_text("".join(f"q{number}\twhat is <b>{number}</b> | x\n" for number in range(1, 31)))
+    (collection / "queries.tsv").write_text(
+        "".join(f"q{number}\twhat is <b>{number}</b> | x\n" for number in range(1, 31))
+    )
     main(["report", "--run", str(run_folder), "--collection", str(collection)])
     page = (run_folder / "report" / "report.html").read_text()
     assert "what is &lt;b&gt;" in page
@@ -136,20 +153,32 @@ def test_the_matrix_is_rebuilt_byte_for_byte(tmp_path: Path, quick_figures: list
     outputs = []
     for name in ("one", "two"):
         assert main(["report", "--matrix", str(folder), "--output", str(tmp_path / name)]) == 0
-        outputs.append({path.relative_to(tmp_path / name): path.read_bytes() for path in sorted((tmp_path / name).rglob("*.*"))})
+        outputs.append(
+            {path.relative_to(tmp_path / name): path.read_bytes() for path in sorted((tmp_path / name).rglob("*.*"))}
+        )
     assert outputs[0] == outputs[1]
     names = {str(path) for path in outputs[0]}
-    assert {f"tables/{table}_top_20.{ending}" for table in ("overview", "ndcg10") for ending in ("md", "tex", "csv")} <= names
+    assert {
+        f"tables/{table}_top_20.{ending}" for table in ("overview", "ndcg10") for ending in ("md", "tex", "csv")
+    } <= names
     assert not any("multihop" in name or "ablation" in name for name in names)
 
 
-def test_matrix_tables_show_ours_beside_the_papers_and_leave_the_rest_empty(tmp_path: Path, quick_figures: list[str]) -> None:
+def test_matrix_tables_show_ours_beside_the_papers_and_leave_the_rest_empty(
+    tmp_path: Path, quick_figures: list[str]
+) -> None:
     folder = make_matrix(tmp_path / "matrix")
     main(["report", "--matrix", str(folder)])
     rows = (folder / "report" / "tables" / "ndcg10_top_20.csv").read_text().splitlines()
     header = rows[0].split(",")
-    paper = next(dict(zip(header, row.split(","), strict=True)) for row in rows if row.startswith("paper (top 40),Qwen3-0.6B,HeadRank"))
-    ours = next(dict(zip(header, row.split(","), strict=True)) for row in rows if row.startswith("ours,Qwen3-0.6B,HeadRank"))
+    paper = next(
+        dict(zip(header, row.split(","), strict=True))
+        for row in rows
+        if row.startswith("paper (top 40),Qwen3-0.6B,HeadRank")
+    )
+    ours = next(
+        dict(zip(header, row.split(","), strict=True)) for row in rows if row.startswith("ours,Qwen3-0.6B,HeadRank")
+    )
     assert (paper["dl19 nDCG@10"], paper["average nDCG@10"]) == ("59.93", "44.56")
     assert ours["dl20 nDCG@10"] == ours["average nDCG@10"] == ""
     assert float(ours["dl19 nDCG@10"]) > 0
@@ -175,7 +204,9 @@ def test_conditions_never_share_a_table(tmp_path: Path, quick_figures: list[str]
 
 
 @pytest.mark.parametrize(("depth", "mark"), [(40, "(paper)"), (20, "(paper, top 40)")])
-def test_numbers_of_another_depth_say_so_in_the_papers_tables(depth: int, mark: str, tmp_path: Path, quick_figures: list[str]) -> None:
+def test_numbers_of_another_depth_say_so_in_the_papers_tables(
+    depth: int, mark: str, tmp_path: Path, quick_figures: list[str]
+) -> None:
     folder = make_matrix(tmp_path / "matrix", benchmarks=("dl19",), depth=depth)
     main(["report", "--matrix", str(folder)])
     table = (folder / "report" / "tables" / f"ndcg10_top_{depth}.md").read_text()
@@ -184,7 +215,9 @@ def test_numbers_of_another_depth_say_so_in_the_papers_tables(depth: int, mark: 
     assert all(label.endswith(f" {mark}*") for label in papers)
 
 
-def test_a_copy_of_a_cell_is_not_taken_for_a_seed(tmp_path: Path, quick_figures: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_copy_of_a_cell_is_not_taken_for_a_seed(
+    tmp_path: Path, quick_figures: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = make_matrix(tmp_path / "matrix", benchmarks=("dl19",))
     cell = next(cell.path for cell in find_cells(folder) if cell.method == "headrank")
     shutil.copytree(cell, folder / "backup")
@@ -208,7 +241,11 @@ def test_rows_of_variants_models_and_seeds_keep_their_own_numbers(tmp_path: Path
 def test_labels_name_the_seed_of_every_row_that_has_others(tmp_path: Path) -> None:
     for method, seed in (("headrank", 1), ("headrank", 2), ("headrank+trained", 1)):
         make_cell(tmp_path, "m", method, "toy", seed=seed)
-    assert list(label_cells(find_cells(tmp_path))) == ["HeadRank, m, seed 1", "HeadRank, m, seed 2", "HeadRank (trained)"]
+    assert list(label_cells(find_cells(tmp_path))) == [
+        "HeadRank, m, seed 1",
+        "HeadRank, m, seed 2",
+        "HeadRank (trained)",
+    ]
 
 
 def test_ablation_rows_make_the_ablation_table(tmp_path: Path, quick_figures: list[str]) -> None:
@@ -221,7 +258,9 @@ def test_ablation_rows_make_the_ablation_table(tmp_path: Path, quick_figures: li
     assert "ICR" not in table
 
 
-def test_heads_alone_give_the_papers_head_table(tmp_path: Path, quick_figures: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_heads_alone_give_the_papers_head_table(
+    tmp_path: Path, quick_figures: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     for name, heads in (("a.json", BEFORE), ("b.json", AFTER)):
         make_heads(*heads).save(tmp_path / name)
     assert main(["report", "--heads", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 0
@@ -253,7 +292,11 @@ def test_one_head_file_is_described_alone(tmp_path: Path, quick_figures: list[st
     ],
 )
 def test_bad_input_is_one_line(
-    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["report", *arguments]) == 2
@@ -276,7 +319,12 @@ def test_bad_input_is_one_line(
 )
 @pytest.mark.parametrize("kind", ["--run", "--matrix"])
 def test_metrics_that_are_no_numbers_are_named(
-    kind: str, change: dict, message: str, run_folder: Path, quick_figures: list[str], capsys: pytest.CaptureFixture[str]
+    kind: str,
+    change: dict,
+    message: str,
+    run_folder: Path,
+    quick_figures: list[str],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = next(cell.path for cell in find_cells(run_folder) if cell.method == "icr") / "metrics.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
@@ -287,14 +335,21 @@ def test_metrics_that_are_no_numbers_are_named(
     assert len(error.splitlines()) == 1
 
 
-def test_a_measure_that_no_result_has_is_named(run_folder: Path, quick_figures: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_measure_that_no_result_has_is_named(
+    run_folder: Path, quick_figures: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["report", "--run", str(run_folder), "--measure", "MAP"]) == 2
     assert "--measure AP: no result has it, they have nDCG@10, R@5; evaluate" in capsys.readouterr().err
     assert not (run_folder / "report").exists()
 
 
 def test_models_given_by_path_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
-    names = {"/home/me/.cache/smol-135M": "smol-135M", "runs/a/model": "a/model", "runs/b/model": "b/model", "Qwen/Qwen3-4B": "Qwen3-4B"}
+    names = {
+        "/home/me/.cache/smol-135M": "smol-135M",
+        "runs/a/model": "a/model",
+        "runs/b/model": "b/model",
+        "Qwen/Qwen3-4B": "Qwen3-4B",
+    }
     for place, model in enumerate(names):
         path = make_cell(tmp_path / str(place), "m", "icr", "toy") / "metrics.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"model": model}))
@@ -308,12 +363,16 @@ def test_a_first_stage_costs_nothing_that_was_measured(run_folder: Path, quick_f
     assert "| ICR | 2.000 | 1500 | 0.88 | 17 of 28 | 100.0 |" in markdown
 
 
-def test_an_unknown_challenger_lists_the_rows(run_folder: Path, quick_figures: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_challenger_lists_the_rows(
+    run_folder: Path, quick_figures: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["report", "--run", str(run_folder), "--challenger", "best"]) == 2
     assert "'best' is not among the results: BM25, ICR, CoRe, HeadRank" in capsys.readouterr().err
 
 
-def test_a_challenger_that_one_contest_lacks_is_replaced_there_by_the_default(run_folder: Path, quick_figures: list[str]) -> None:
+def test_a_challenger_that_one_contest_lacks_is_replaced_there_by_the_default(
+    run_folder: Path, quick_figures: list[str]
+) -> None:
     for method in ("bm25", "core", "headrank"):
         make_cell(run_folder, "Qwen3-0.6B" if method != "bm25" else "", method, "other")
     assert main(["report", "--run", str(run_folder), "--challenger", "icr"]) == 0
@@ -328,7 +387,9 @@ def test_challenger_is_plain_headrank_before_its_variants(tmp_path: Path) -> Non
 
 
 def test_the_contest_is_seen_from_the_challengers_side(tmp_path: Path) -> None:
-    contest = compare_methods(find_cells(make_matrix(tmp_path, benchmarks=("toy",))), "nDCG@10", settings=Settings(resamples=200))
+    contest = compare_methods(
+        find_cells(make_matrix(tmp_path, benchmarks=("toy",))), "nDCG@10", settings=Settings(resamples=200)
+    )
     pairing = contest.against("ICR")
     mine, theirs = (contest.comparison.evaluations[label].mean("nDCG@10") for label in ("HeadRank", "ICR"))
     assert pairing.difference == pytest.approx(mine - theirs)
@@ -340,7 +401,10 @@ def test_the_contest_is_seen_from_the_challengers_side(tmp_path: Path) -> None:
 
 def test_a_broken_line_in_the_middle_of_a_training_log_is_named(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"event": "train", "iteration": 1, "total": 2.0}\nnot json\n{"event": "valid", "iteration": 1, "ndcg@10": 0.5}\n')
+    path.write_text(
+        '{"event": "train", "iteration": 1, "total": 2.0}\nnot json\n{"event": "valid", "iteration": 1, "ndcg@10": '
+        "0.5}\n"
+    )
     with pytest.raises(InputError, match=r"metrics.jsonl:2: not a line of a training log"):
         read_training_log(path)
 
@@ -351,7 +415,9 @@ def test_costs_count_only_benchmarks_that_every_reranker_has(tmp_path: Path) -> 
     cells = find_cells(folder)
     points, levels = CellAnalyses.by_model(cells).costs("nDCG@10")
     on_dl19 = {cell.method: cell.value("nDCG@10") for cell in cells if cell.benchmark == "dl19"}
-    assert {point.method: point.value for point in points} == {method: value for method, value in on_dl19.items() if method != "bm25"}
+    assert {point.method: point.value for point in points} == {
+        method: value for method, value in on_dl19.items() if method != "bm25"
+    }
     assert levels == {"bm25": on_dl19["bm25"]}
 
 
@@ -360,7 +426,10 @@ def test_promotion_and_costs_count_every_benchmark_once_however_many_seeds_it_ha
         make_cell(tmp_path, "m", "headrank", "dl19", seed=seed, seconds_per_query=float(seed))
     make_cell(tmp_path, "m", "headrank", "nfcorpus", seed=1, seconds_per_query=10.0)
     cells = find_cells(tmp_path)
-    ((point,), _), rates = CellAnalyses.by_model(cells).costs("nDCG@10"), CellAnalyses.by_model(cells).promotions()["m"]["headrank"]
+    ((point,), _), rates = (
+        CellAnalyses.by_model(cells).costs("nDCG@10"),
+        CellAnalyses.by_model(cells).promotions()["m"]["headrank"],
+    )
 
     def mean_of(values: dict[Path, float]) -> float:
         dl19 = [value for path, value in values.items() if "dl19" in path.parts]
@@ -375,10 +444,18 @@ def test_promotion_and_costs_count_every_benchmark_once_however_many_seeds_it_ha
     assert rates == pytest.approx((relevant, irrelevant, relevant - irrelevant))
 
 
-def test_heads_of_two_architectures_are_refused_before_anything_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_heads_of_two_architectures_are_refused_before_anything_is_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     HeadSet(((0, 1),), "entropy", "small", 4, 8).save(tmp_path / "small.json")
     HeadSet(((0, 1),), "entropy", "large", 6, 8).save(tmp_path / "large.json")
-    arguments = ["--heads", str(tmp_path / "small.json"), str(tmp_path / "large.json"), "--output", str(tmp_path / "report")]
+    arguments = [
+        "--heads",
+        str(tmp_path / "small.json"),
+        str(tmp_path / "large.json"),
+        "--output",
+        str(tmp_path / "report"),
+    ]
     assert main(["report", *arguments]) == 2
     assert "cannot be compared" in capsys.readouterr().err and not (tmp_path / "report").exists()
 
@@ -392,12 +469,16 @@ def test_benchmarks_at_their_own_depths_share_the_papers_tables(tmp_path: Path, 
     (ablation,) = tables.glob("ablation_own_depths.md")
     row = next(line for line in ablation.read_text().splitlines() if "| HeadRank (no-prox) |" in line)
     assert len(re.findall(r"\d+\.\d\d", row)) == 4, "NQ and FiQA at 40 beside 2Wiki and HotpotQA at 20"
-    assert "*HeadRank (no-prox) (paper)*" in ablation.read_text(), "the depths are the paper's, so its rows need no mark"
+    assert "*HeadRank (no-prox) (paper)*" in ablation.read_text(), (
+        "the depths are the paper's, so its rows need no mark"
+    )
     assert "Candidates per query: 40 for fiqa, nq; 20 for 2wiki, hotpotqa." in ablation.read_text()
     page = (tmp_path / "matrix" / "report" / "report.md").read_text()
     assert "## Tables, each benchmark's own depth" in page and "## Tables, top" not in page
     deviations = page[page.index("Homogenisation, each benchmark's own depth") :].splitlines()
-    assert deviations[2] == "| Model | Method | 2wiki | fiqa | hotpotqa | nq | Average |", "one average over the whole group"
+    assert deviations[2] == "| Model | Method | 2wiki | fiqa | hotpotqa | nq | Average |", (
+        "one average over the whole group"
+    )
 
 
 def test_a_depth_that_is_not_complete_among_the_own_depths_keeps_its_tables(tmp_path: Path) -> None:
@@ -428,7 +509,9 @@ def test_methods_and_benchmarks_are_filtered_and_the_first_stage_stays(
     assert "--methods and --benchmarks go with" in capsys.readouterr().err
 
 
-def test_the_papers_promotion_figures_stand_beside_ours_and_say_whose_they_are(tmp_path: Path, quick_figures: list[str]) -> None:
+def test_the_papers_promotion_figures_stand_beside_ours_and_say_whose_they_are(
+    tmp_path: Path, quick_figures: list[str]
+) -> None:
     folder = make_matrix(tmp_path / "matrix")
     main(["report", "--matrix", str(folder)])
     page = (folder / "report" / "report.md").read_text()
@@ -456,13 +539,19 @@ def test_the_papers_heads_stand_beside_those_of_the_same_model(tmp_path: Path, q
 def test_an_archive_gives_the_same_pages_as_its_folder(tmp_path: Path, quick_figures: list[str]) -> None:
     folder = make_matrix(tmp_path / "matrix")
     write_archive(find_cells(folder), folder, tmp_path / "archive")
-    for source, name in ((folder, "one"), (tmp_path / "archive", "two"), (tmp_path / "archive" / "cells.jsonl.gz", "three")):
+    for source, name in (
+        (folder, "one"),
+        (tmp_path / "archive", "two"),
+        (tmp_path / "archive" / "cells.jsonl.gz", "three"),
+    ):
         main(["report", "--matrix", str(source), "--output", str(tmp_path / name)])
     pages = [(tmp_path / name / "report.md").read_text() for name in ("one", "two", "three")]
     assert pages[0] == pages[1] == pages[2]
 
 
-def test_the_papers_figures_are_over_its_eight_datasets_and_its_methods(tmp_path: Path, quick_figures: list[str]) -> None:
+def test_the_papers_figures_are_over_its_eight_datasets_and_its_methods(
+    tmp_path: Path, quick_figures: list[str]
+) -> None:
     for name in FIGURE_BENCHMARKS:
         depth = 20 if name in ("hotpotqa", "2wiki", "musique") else 40
         make_matrix(tmp_path / "matrix", benchmarks=(name,), depth=depth)

@@ -1,4 +1,6 @@
-"""What the repository promises about itself: commands in the README exist, nothing personal or machine-bound is tracked."""
+"""What the repository promises about itself: commands in the README exist, nothing personal or machine-bound is
+tracked.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def test_python_files_are_short_and_lines_fit() -> None:
 
 def readme_commands() -> list[str]:
     """Every line of a shell block in README.md, joined over backslashes, without comments."""
-    blocks = re.findall(r"```(?:bash|sh|console)\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(
+        r"```(?:bash|sh|console)\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+    )
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     return [line.removeprefix("$ ").strip() for line in lines if line.strip() and not line.strip().startswith("#")]
 

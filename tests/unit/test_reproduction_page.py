@@ -1,5 +1,6 @@
-"""docs/reproduction.md as a script: its shell blocks run in order, with stand-ins for what needs hardware, and the real parsers
-judge every command that they or the launchers would start."""
+"""docs/reproduction.md as a script: its shell blocks run in order, with stand-ins for what needs hardware, and the real
+parsers judge every command that they or the launchers would start.
+"""
 
 from __future__ import annotations
 

@@ -62,7 +62,9 @@ def collection(tmp_path: Path) -> Path:
         for i, word in enumerate(WORDS)
     ]
     (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "run.bm25.txt").write_text("".join(f"q{q} Q0 d{(d + q) % 10} {d + 1} {20 - d} bm25\n" for q in range(6) for d in range(10)))
+    (folder / "run.bm25.txt").write_text(
+        "".join(f"q{q} Q0 d{(d + q) % 10} {d + 1} {20 - d} bm25\n" for q in range(6) for d in range(10))
+    )
     HeadSet(((0, 1), (2, 3)), "test", "tiny", 4, 8).save(folder / "heads.json")
     return folder
 
@@ -83,7 +85,9 @@ def arguments(model: Path, collection: Path, output: Path, *extra: str) -> list[
     ]
 
 
-def test_a_switch_of_the_prompt_leaves_the_others_as_the_models_own_heads_have_them(collection: Path, tmp_path: Path) -> None:
+def test_a_switch_of_the_prompt_leaves_the_others_as_the_models_own_heads_have_them(
+    collection: Path, tmp_path: Path
+) -> None:
     model = make_tiny_model(tmp_path / "exported")
     own = PromptTemplate(query_rows="instruction", order="reversed", max_words=5)
     heads = dataclasses.replace(HeadSet.load(collection / "heads.json"), prompt=own)
@@ -98,10 +102,15 @@ def share(model: Path, collection: Path, *targets: Target, **more: Any) -> None:
     rerank_job.rerank(RerankJob(str(model), targets, collection=str(collection), **more))
 
 
-def test_icr_does_not_take_the_prompt_of_the_method_it_shares_a_forward_with(model: Path, collection: Path, tmp_path: Path) -> None:
+def test_icr_does_not_take_the_prompt_of_the_method_it_shares_a_forward_with(
+    model: Path, collection: Path, tmp_path: Path
+) -> None:
     short = dataclasses.replace(HeadSet.load(collection / "heads.json"), prompt=PromptTemplate(max_words=4))
     short.save(tmp_path / "short.json")
-    targets = [Target("icr", str(tmp_path / "icr.txt")), Target("core", str(tmp_path / "core.txt"), str(tmp_path / "short.json"))]
+    targets = [
+        Target("icr", str(tmp_path / "icr.txt")),
+        Target("core", str(tmp_path / "core.txt"), str(tmp_path / "short.json")),
+    ]
     with pytest.raises(InputError, match="icr and core have different prompts .max_words 300 and 4;"):
         share(model, collection, *targets)
     share(model, collection, *targets, prompt={"max_words": 4})
@@ -116,7 +125,9 @@ def test_texts_below_the_depth_are_not_needed_for_jsonl(model: Path, collection:
     assert [candidate["doc"] for candidate in first["candidates"] if candidate["docid"] == "unknown"] == [{}]
 
 
-def test_every_candidate_comes_back_once_and_those_beyond_the_depth_keep_their_order(model: Path, collection: Path, tmp_path: Path) -> None:
+def test_every_candidate_comes_back_once_and_those_beyond_the_depth_keep_their_order(
+    model: Path, collection: Path, tmp_path: Path
+) -> None:
     output = tmp_path / "out.txt"
     scores, meta = tmp_path / "scores.jsonl", tmp_path / "meta.json"
     assert (
@@ -217,7 +228,9 @@ def test_shuffling_changes_the_prompt_but_not_the_set(model: Path, collection: P
     assert main(arguments(model, collection, straight)) == 0
     assert main(arguments(model, collection, shuffled, "--shuffle", "7")) == 0
     one, other = read_run(straight), read_run(shuffled)
-    assert {q: {r.doc_id for r in rows} for q, rows in one.items()} == {q: {r.doc_id for r in rows} for q, rows in other.items()}
+    assert {q: {r.doc_id for r in rows} for q, rows in one.items()} == {
+        q: {r.doc_id for r in rows} for q, rows in other.items()
+    }
     assert one != other
 
 
@@ -233,7 +246,9 @@ def test_positions_are_where_a_document_stood_in_the_prompt(
     model: Path, collection: Path, tmp_path: Path, flags: tuple, place: Any
 ) -> None:
     scores = tmp_path / "scores.jsonl"
-    assert main(arguments(model, collection, tmp_path / "run.txt", "--depth", "6", "--scores", str(scores), *flags)) == 0
+    assert (
+        main(arguments(model, collection, tmp_path / "run.txt", "--depth", "6", "--scores", str(scores), *flags)) == 0
+    )
     corpus = read_corpus(collection / "corpus.jsonl")
     for row in map(json.loads, scores.read_text().splitlines()):
         texts = [(corpus[doc_id].title, corpus[doc_id].text) for doc_id in row["doc_ids"]]
@@ -326,7 +341,9 @@ def test_an_empty_document_in_the_corpus_is_ranked_last(model: Path, collection:
     assert all(rows[-1].doc_id == "d3" for rows in read_run(output).values())
 
 
-def test_methods_that_share_a_forward_write_what_each_would_write_alone(model: Path, collection: Path, tmp_path: Path) -> None:
+def test_methods_that_share_a_forward_write_what_each_would_write_alone(
+    model: Path, collection: Path, tmp_path: Path
+) -> None:
     deep = tmp_path / "deep.json"
     HeadSet(((3, 0), (0, 7), (2, 3)), "test", "tiny", 4, 8).save(deep)
     base = ["rerank", "--model", str(model), "--collection", str(collection), "--depth", "6"]
@@ -335,7 +352,8 @@ def test_methods_that_share_a_forward_write_what_each_would_write_alone(model: P
         assert main([*base, "--method", method, *flags, "--output", str(tmp_path / f"{method}.txt")]) == 0
     heads = {"headrank": str(collection / "heads.json"), "icr": None, "core": str(deep)}
     shared = [
-        Target(name, f"{tmp_path}/shared/{name}/run.txt", file, meta=f"{tmp_path}/shared/{name}/meta.json") for name, file in heads.items()
+        Target(name, f"{tmp_path}/shared/{name}/run.txt", file, meta=f"{tmp_path}/shared/{name}/meta.json")
+        for name, file in heads.items()
     ]
     share(model, collection, *shared, depth=6)
     for method in alone:
@@ -345,14 +363,22 @@ def test_methods_that_share_a_forward_write_what_each_would_write_alone(model: P
             np.testing.assert_allclose([scores[row.doc_id] for row in rows], [row.score for row in rows], atol=1e-6)
     facts = {method: json.loads((tmp_path / "shared" / method / "meta.json").read_text()) for method in ("icr", "core")}
     assert [facts[method]["layers_used"] for method in facts] == [4, 4] and len(facts["core"]["heads"]) == 3
-    assert facts["icr"]["seconds_per_query"] > 0 and facts["core"]["seconds_per_query"] is None, "ICR reads all of the forward"
-    assert facts["icr"]["peak_memory_bytes"] > 0 and facts["core"]["peak_memory_bytes"] is None, "and so its memory is ICR's"
+    assert facts["icr"]["seconds_per_query"] > 0 and facts["core"]["seconds_per_query"] is None, (
+        "ICR reads all of the forward"
+    )
+    assert facts["icr"]["peak_memory_bytes"] > 0 and facts["core"]["peak_memory_bytes"] is None, (
+        "and so its memory is ICR's"
+    )
     assert all(values["methods_sharing_the_forward"] == 3 for values in facts.values())
     assert not list(tmp_path.rglob("*.partial*"))
 
 
-@pytest.mark.parametrize(("method", "message"), [("bm25", "reads no attention"), ("core", "needs heads"), ("nothing", "is not one of")])
-def test_what_cannot_share_a_forward_is_refused(model: Path, collection: Path, tmp_path: Path, method: str, message: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "message"), [("bm25", "reads no attention"), ("core", "needs heads"), ("nothing", "is not one of")]
+)
+def test_what_cannot_share_a_forward_is_refused(
+    model: Path, collection: Path, tmp_path: Path, method: str, message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         share(model, collection, Target("icr", str(tmp_path / "out.txt")), Target(method, str(tmp_path / "x/out.txt")))
     assert not (tmp_path / "out.txt").exists() and not (tmp_path / "x").exists()
@@ -360,7 +386,9 @@ def test_what_cannot_share_a_forward_is_refused(model: Path, collection: Path, t
 
 def test_two_methods_never_write_one_file(model: Path, collection: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="would be written twice"):
-        share(model, collection, Target("icr", str(tmp_path / "run.txt")), Target("headrank", str(tmp_path / "run.txt")))
+        share(
+            model, collection, Target("icr", str(tmp_path / "run.txt")), Target("headrank", str(tmp_path / "run.txt"))
+        )
 
 
 def test_a_failure_has_its_line_to_itself_and_leaves_no_empty_file(
@@ -439,7 +467,10 @@ def test_what_would_fail_at_the_end_fails_before_the_model_is_loaded(
 
 def test_the_facts_name_the_order_that_the_heads_brought(model: Path, collection: Path, tmp_path: Path) -> None:
     HeadSet(((0, 1),), "test", "tiny", 4, 8, PromptTemplate(order="reversed")).save(collection / "heads.json")
-    assert main(arguments(model, collection, tmp_path / "out.txt", "--depth", "3", "--meta", str(tmp_path / "meta.json"))) == 0
+    assert (
+        main(arguments(model, collection, tmp_path / "out.txt", "--depth", "3", "--meta", str(tmp_path / "meta.json")))
+        == 0
+    )
     assert json.loads((tmp_path / "meta.json").read_text())["order"] == "reversed"
 
 
@@ -449,7 +480,10 @@ def test_the_first_batch_is_a_warm_up_and_counts_in_no_mean(model: Path, collect
     rows = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
     assert [row.get("is_warm_up", False) for row in rows] == [True, True, False, False, False, False]
     meta = json.loads((tmp_path / "meta.json").read_text())
-    assert meta["seconds_per_query"] == pytest.approx(sum(row["seconds"] for row in rows[2:]) / 4) and meta["warm_up_queries"] == 2
+    assert (
+        meta["seconds_per_query"] == pytest.approx(sum(row["seconds"] for row in rows[2:]) / 4)
+        and meta["warm_up_queries"] == 2
+    )
     alone = ("--only", str(tmp_path / "one.qids"), "--meta", str(tmp_path / "one.json"))
     (tmp_path / "one.qids").write_text("q0\n")
     assert main(arguments(model, collection, tmp_path / "one.txt", *alone)) == 0
@@ -473,19 +507,30 @@ def test_lists_scored_elsewhere_give_the_same_files_and_facts_without_a_model_he
     model: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     args = arguments(
-        model, collection, tmp_path / "here.txt", "--meta", str(tmp_path / "here.json"), "--scores", str(tmp_path / "here.jsonl")
+        model,
+        collection,
+        tmp_path / "here.txt",
+        "--meta",
+        str(tmp_path / "here.json"),
+        "--scores",
+        str(tmp_path / "here.jsonl"),
     )
     assert main(args) == 0
     job = job_from(build_verb_parser("rerank").parse_args(args[1:]))
     there = dataclasses.replace(
-        job.targets[0], output=str(tmp_path / "there.txt"), meta=str(tmp_path / "there.json"), scores=str(tmp_path / "there.jsonl")
+        job.targets[0],
+        output=str(tmp_path / "there.txt"),
+        meta=str(tmp_path / "there.json"),
+        scores=str(tmp_path / "there.jsonl"),
     )
     rerank_job.rerank(dataclasses.replace(job, targets=(there,)), Backwards())
     assert (tmp_path / "there.txt").read_text() == (tmp_path / "here.txt").read_text()
     here, facts = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("here", "there"))
     same = ("heads", "layers_used", "num_layers", "prompt_hash", "order", "tokens_per_query", "num_queries")
     assert {key: facts[key] for key in same} == {key: here[key] for key in same}
-    assert (facts["engine"], facts["processes"], facts["peak_memory_bytes"]) == ("backwards", 3, None), "memory here is not theirs"
+    assert (facts["engine"], facts["processes"], facts["peak_memory_bytes"]) == ("backwards", 3, None), (
+        "memory here is not theirs"
+    )
 
 
 def test_partial_results_larger_than_memory_are_read_line_by_line(tmp_path: Path) -> None:
@@ -493,7 +538,8 @@ def test_partial_results_larger_than_memory_are_read_line_by_line(tmp_path: Path
     first.add([{"query_id": "b", "n": 1}, {"query_id": "a", "n": 2}])
     first.close()
     path = next(tmp_path.glob("*.partial-key.0.jsonl"))
-    path.write_text(path.read_text() + '{"query_id": "b", "n": 9}\n{"query_id": "c", "n"')  # once more, and torn by a kill
+    # once more, and torn by a kill
+    path.write_text(path.read_text() + '{"query_id": "b", "n": 9}\n{"query_id": "c", "n"')
     again = PartialResults(tmp_path / "out.txt", "key", 0, only_ids=True)
     assert again.done == {"a": {}, "b": {}}
     assert list(again.rows()) == [{"query_id": "b", "n": 1}, {"query_id": "a", "n": 2}]

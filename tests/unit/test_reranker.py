@@ -20,7 +20,11 @@ from headrank.reranking.reranker import choose_heads
 from tests.tiny_models import make_tiny_model
 
 HEADS = HeadSet(((0, 1), (2, 3)), "test", "tiny", 4, 8)
-DOCUMENTS = ["The flea lives two months.", {"title": "Floors", "text": "Concrete costs six dollars."}, "Rosin helps the bow grip."]
+DOCUMENTS = [
+    "The flea lives two months.",
+    {"title": "Floors", "text": "Concrete costs six dollars."},
+    "Rosin helps the bow grip.",
+]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +42,9 @@ def test_rank_has_the_shape_of_cross_encoder_rank(reranker: HeadRankReranker) ->
     assert sorted(row["corpus_id"] for row in rows) == [0, 1, 2]
     assert [row["score"] for row in rows] == sorted((row["score"] for row in rows), reverse=True)
     assert all(row["text"] is DOCUMENTS[row["corpus_id"]] for row in rows)
-    assert reranker.rank("how long does a flea live", DOCUMENTS, top_k=1) == [{k: rows[0][k] for k in ("corpus_id", "score")}]
+    assert reranker.rank("how long does a flea live", DOCUMENTS, top_k=1) == [
+        {k: rows[0][k] for k in ("corpus_id", "score")}
+    ]
 
 
 def test_rank_batch_equals_rank_for_each_whatever_the_batch_size(reranker: HeadRankReranker) -> None:
@@ -58,7 +64,9 @@ def test_reversed_order_maps_scores_back_to_the_given_order(directory: Path) -> 
     assert np.array_equal(given, by_hand)
     detailed = backwards.explain("flea", DOCUMENTS)
     assert np.allclose(detailed.scores, given, atol=1e-6)
-    assert [tokens.text.split("\n")[-1] for tokens in detailed.tokens] == [d if isinstance(d, str) else d["text"] for d in DOCUMENTS]
+    assert [tokens.text.split("\n")[-1] for tokens in detailed.tokens] == [
+        d if isinstance(d, str) else d["text"] for d in DOCUMENTS
+    ]
 
 
 def test_all_heads_is_icr(directory: Path) -> None:
@@ -135,7 +143,11 @@ def test_layers_above_the_deepest_head_are_never_read_from_the_file(tmp_path: Pa
 
 def test_bfloat16_ranks_close_to_float32(directory: Path, reranker: HeadRankReranker) -> None:
     low = HeadRankReranker.from_pretrained(directory, HEADS, dtype=torch.bfloat16)
-    assert np.allclose(low.score_batch([("flea", DOCUMENTS)])[0].scores, reranker.score_batch([("flea", DOCUMENTS)])[0].scores, atol=0.05)
+    assert np.allclose(
+        low.score_batch([("flea", DOCUMENTS)])[0].scores,
+        reranker.score_batch([("flea", DOCUMENTS)])[0].scores,
+        atol=0.05,
+    )
 
 
 def test_a_missing_model_is_one_clear_line() -> None:
@@ -185,7 +197,9 @@ def test_a_damaged_model_is_one_clear_line_and_nothing_is_invented(
 
 def test_an_encoder_is_refused(directory: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(directory, tmp_path / "bert")
-    config = BertConfig(vocab_size=416, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32)
+    config = BertConfig(
+        vocab_size=416, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
+    )
     BertModel(config).save_pretrained(folder)
     with pytest.raises(InputError, match="needs a causal decoder"):
         HeadRankReranker.from_pretrained(folder, "all").rank("flea", DOCUMENTS)
@@ -207,7 +221,8 @@ def test_a_broken_headrank_json_is_named(directory: Path, tmp_path: Path, conten
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"), [({"prompt": {"max_words": "many"}}, "max_words must be a int"), ({"table": [1]}, "'table' must hold objects")]
+    ("changes", "message"),
+    [({"prompt": {"max_words": "many"}}, "max_words must be a int"), ({"table": [1]}, "'table' must hold objects")],
 )
 def test_a_wrong_field_of_heads_json_is_named(tmp_path: Path, changes: dict, message: str) -> None:
     (tmp_path / "heads.json").write_text(json.dumps(HEADS.to_dict() | changes))

@@ -45,7 +45,10 @@ def means_on(benchmark: str, folder: str, method: str, measure: str) -> float:
     for line in gzip.decompress((RESULTS / "cells.jsonl.gz").read_bytes()).decode().splitlines():
         row = json.loads(line)
         metrics = row["metrics"]
-        if (metrics["benchmark"], metrics["method"]) == (benchmark, method) and row["place"].split("/")[1:3] == ["top20-retriever", folder]:
+        if (metrics["benchmark"], metrics["method"]) == (benchmark, method) and row["place"].split("/")[1:3] == [
+            "top20-retriever",
+            folder,
+        ]:
             values.append(fmean(metrics["per_query"][measure].values()))
     return 100 * fmean(values)
 
@@ -64,7 +67,9 @@ def test_a_page_that_is_not_current_is_named_and_left_alone(
     assert tables.main(["--check"]) == 1
     assert "not current: page.md" in capsys.readouterr().err and "\nold\n" in page.read_text()
     assert tables.main([]) == 0 and tables.main(["--check"]) == 0
-    assert page.read_text().startswith("before\n<!-- table ablations -->\n| TREC DL 2019") and page.read_text().endswith("after\n")
+    assert page.read_text().startswith(
+        "before\n<!-- table ablations -->\n| TREC DL 2019"
+    ) and page.read_text().endswith("after\n")
 
 
 COLLECTIONS = [("dl19", "nDCG@10"), ("hotpotqa100", "R@5"), ("nfcorpus", "nDCG@10"), ("noveleval", "nDCG@10")]
@@ -81,12 +86,17 @@ def test_the_summary_shows_the_means_of_the_cells() -> None:
 @pytest.mark.parametrize("page", ["README.md", "docs/teacher_training.md"])
 def test_the_table_of_the_embedded_model_shows_the_means_of_its_cells_and_of_the_teacher(page: str) -> None:
     shown = table_with(page, "64 words per passage")
-    for label, method in {"HeadRank, `embedded`": "headrank+late-fast", "HeadRank, untouched model": "headrank+late-untrained"}.items():
+    for label, method in {
+        "HeadRank, `embedded`": "headrank+late-fast",
+        "HeadRank, untouched model": "headrank+late-untrained",
+    }.items():
         expected = [means_on(f"{benchmark}-64", "embedded", method, measure) for benchmark, measure in COLLECTIONS]
         assert [float(cell) for cell in shown[label]] == pytest.approx([*expected, fmean(expected)], abs=0.0501)
     peer = json.loads((RESULTS / "teacher.json").read_text())["per_query"]
     expected = [100 * fmean(peer[benchmark].values()) for benchmark, _ in COLLECTIONS]
-    assert [float(cell) for cell in shown["MiniLM-L-12 cross-encoder (the teacher)"][:4]] == pytest.approx(expected, abs=0.0501)
+    assert [float(cell) for cell in shown["MiniLM-L-12 cross-encoder (the teacher)"][:4]] == pytest.approx(
+        expected, abs=0.0501
+    )
 
 
 def test_differences_are_bold_only_where_the_interval_excludes_zero(tables: ModuleType) -> None:
@@ -113,7 +123,9 @@ def test_an_archive_reads_like_the_folder_it_was_made_from(tmp_path: Path) -> No
         cell.path.relative_to(tmp_path / "matrix").as_posix() for cell in cells
     }
     second = write_archive(again[::-1], tmp_path / "one", tmp_path / "two")
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second], "an archive of an archive is the same"
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second], (
+        "an archive of an archive is the same"
+    )
 
 
 def test_a_broken_line_of_an_archive_is_named(tmp_path: Path) -> None:
@@ -128,7 +140,9 @@ def test_a_broken_line_of_an_archive_is_named(tmp_path: Path) -> None:
         find_cells(tmp_path)
 
 
-def test_new_cells_replace_those_of_the_same_place(tables: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_cells_replace_those_of_the_same_place(
+    tables: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_matrix(tmp_path / "old", benchmarks=("dl19", "nq"))
     write_archive(find_cells(tmp_path / "old"), tmp_path / "old", tmp_path / "results")
     make_matrix(tmp_path / "new", benchmarks=("nq", "fiqa"), queries=3)

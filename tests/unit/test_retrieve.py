@@ -1,4 +1,6 @@
-"""BM25 retrieval: Lucene's terms, Lucene's formula, the same order everywhere, and files that trec_eval reads the same way."""
+"""BM25 retrieval: Lucene's terms, Lucene's formula, the same order everywhere, and files that trec_eval reads the
+same way.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ WORDS = "flea violin concrete rosin floor string month warm host bow cost grip d
         ("café naïve_word x:y 10:30", ["café", "naïve_word", "x:y", "10", "30"]),
         ("to be or not to be ___", []),
         ("us vs possibly etiology biology assembly", ["us", "vs", "possibl", "etiolog", "biologi", "assembl"]),
-        ("Ph.D.s C++ 12a.b b.12 foo@bar.com $5.00 中文 ©", ["ph.d.", "c", "12a.b", "b", "12", "foo", "bar.com", "5.00", "中", "文", "©"]),
+        (
+            "Ph.D.s C++ 12a.b b.12 foo@bar.com $5.00 中文 ©",
+            ["ph.d.", "c", "12a.b", "b", "12", "foo", "bar.com", "5.00", "中", "文", "©"],
+        ),
         ("", []),
     ],
 )
@@ -41,7 +46,9 @@ def test_terms_are_cut_as_lucene_cuts_them(text: str, terms: list[str]) -> None:
 
 def toy_documents(count: int = 40) -> list[Document]:
     rng = random.Random(7)
-    return [Document(f"d{n}", rng.choice(WORDS), " ".join(rng.choices(WORDS, k=rng.randint(1, 30)))) for n in range(count)]
+    return [
+        Document(f"d{n}", rng.choice(WORDS), " ".join(rng.choices(WORDS, k=rng.randint(1, 30)))) for n in range(count)
+    ]
 
 
 def slow_bm25(documents: list[Document], query: str, k1: float, b: float) -> dict[str, float]:
@@ -62,7 +69,9 @@ def slow_bm25(documents: list[Document], query: str, k1: float, b: float) -> dic
 
 
 @pytest.mark.parametrize(("k1", "b"), [(0.9, 0.4), (1.2, 0.75)])
-@pytest.mark.parametrize("query", ["flea life cycle", "cost of concrete floors", "violin violin bow", "unheard words and a flea"])
+@pytest.mark.parametrize(
+    "query", ["flea life cycle", "cost of concrete floors", "violin violin bow", "unheard words and a flea"]
+)
 def test_scores_are_lucenes_formula(query: str, k1: float, b: float) -> None:
     documents = toy_documents()
     expected = slow_bm25(documents, query, k1, b)
@@ -106,8 +115,12 @@ def test_a_repeated_document_and_impossible_parameters_are_refused() -> None:
         Bm25Index(toy_documents(), b=2.0)
 
 
-def test_the_command_writes_a_run_that_scores_and_ranks_agree_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_jsonl(tmp_path / "corpus.jsonl", ({"docid": d.doc_id, "title": d.title, "text": d.text} for d in toy_documents()))
+def test_the_command_writes_a_run_that_scores_and_ranks_agree_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(
+        tmp_path / "corpus.jsonl", ({"docid": d.doc_id, "title": d.title, "text": d.text} for d in toy_documents())
+    )
     (tmp_path / "queries.tsv").write_text("q1\tflea life cycle\nq2\txylophone\n")
     outputs = [tmp_path / "a.txt", tmp_path / "b.txt"]
     for output in outputs:
@@ -142,8 +155,13 @@ def test_nfcorpus_is_within_half_a_point_of_anserini(shared_data: Path) -> None:
     collection = Collection.open(shared_data / "nfcorpus")
     index = Bm25Index(iterate_corpus(collection.corpus_path))
     found = search_all(index, collection.queries(), 10)
-    run = {query_id: [Candidate(doc_id, rank, score) for rank, (doc_id, score) in enumerate(rows, 1)] for query_id, rows in found.items()}
-    ours, given = (evaluate_run(each, collection.qrels(), ["nDCG@10"]).mean("nDCG@10") for each in (run, collection.run()))
+    run = {
+        query_id: [Candidate(doc_id, rank, score) for rank, (doc_id, score) in enumerate(rows, 1)]
+        for query_id, rows in found.items()
+    }
+    ours, given = (
+        evaluate_run(each, collection.qrels(), ["nDCG@10"]).mean("nDCG@10") for each in (run, collection.run())
+    )
     assert given == pytest.approx(0.3218, abs=5e-5)
     assert abs(ours - given) < 0.005
 

@@ -40,7 +40,16 @@ def make(root: Path, *iterations: int | str) -> Path:
 
 
 def config(tmp_path: Path, *flags: str, **changes: Any) -> TrainingConfig:
-    required = ("--headrank-model", "m", "--headrank-heads", "h", "--train-data-path", str(write_training_files(tmp_path)), "--lr", "1e-4")
+    required = (
+        "--headrank-model",
+        "m",
+        "--headrank-heads",
+        "h",
+        "--train-data-path",
+        str(write_training_files(tmp_path)),
+        "--lr",
+        "1e-4",
+    )
     return replace(config_from(parse_arguments([*required, *flags]), 1), **changes)
 
 

@@ -69,8 +69,12 @@ def test_any_list_equals_the_python_loops(lengths: list[int], seed: int) -> None
     scores = calibrated_scores(query, calibration, owner, len(lengths))
     for head in range(3):
         rows, other = query[0, head].tolist(), calibration[0, head].tolist()
-        assert torch.allclose(masses[0, head], torch.tensor(slow_masses(rows, spans), dtype=torch.float64), atol=TOLERANCE)
-        assert torch.allclose(scores[0, head], torch.tensor(slow_calibrated(rows, other, spans), dtype=torch.float64), atol=TOLERANCE)
+        assert torch.allclose(
+            masses[0, head], torch.tensor(slow_masses(rows, spans), dtype=torch.float64), atol=TOLERANCE
+        )
+        assert torch.allclose(
+            scores[0, head], torch.tensor(slow_calibrated(rows, other, spans), dtype=torch.float64), atol=TOLERANCE
+        )
 
 
 def test_entropy_is_zero_for_one_token_and_log_n_for_uniform() -> None:
@@ -94,7 +98,8 @@ def test_the_score_of_core_heads_equals_the_python_loops_over_their_sum() -> Non
     found = core_head_scores(query, calibration, layout)
     for batch in range(2):
         both = [
-            [sum(float(head[token]) for rows in branch for head in rows[batch]) for token in range(20)] for branch in (query, calibration)
+            [sum(float(head[token]) for rows in branch for head in rows[batch]) for token in range(20)]
+            for branch in (query, calibration)
         ]
         expected = slow_calibrated(both[0], both[1], [(1, 4), (5, 13), (14, 15)])
         assert torch.allclose(found[batch], torch.tensor(expected), atol=TOLERANCE)
@@ -105,7 +110,10 @@ def test_the_score_of_core_heads_equals_the_python_loops_over_their_sum() -> Non
 def test_a_reduction_over_shards_of_the_heads_gives_the_score_of_all_heads() -> None:
     query, calibration, layout = _two_layers(1)
     whole = core_head_scores(query, calibration, layout)
-    shards = [([rows[:, part] for rows in query[:1]], [rows[:, part] for rows in calibration[:1]]) for part in (slice(0, 1), slice(1, 3))]
+    shards = [
+        ([rows[:, part] for rows in query[:1]], [rows[:, part] for rows in calibration[:1]])
+        for part in (slice(0, 1), slice(1, 3))
+    ]
     shards.append((query[1:], calibration[1:]))
     parts = [sum_over_heads(shard[0]) - sum_over_heads(shard[1]) for shard in shards]
     seen: list[torch.Tensor] = []

@@ -1,4 +1,6 @@
-"""`headrank select-heads` and the method registry on a tiny model: files, determinism, resuming, errors, complete runs."""
+"""`headrank select-heads` and the method registry on a tiny model: files, determinism, resuming, errors, complete
+runs.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from headrank.reranking.exported_model import FORMAT as EXPORTED
 from headrank.reranking.reranker import HeadRankReranker
 from tests.unit.test_selection import write_collection
 
-DOCUMENTS = ["a flea lives long", {"title": "Floor", "text": "the floor costs six dollars"}, "rosin makes the bow grip", "a warm host"]
+DOCUMENTS = [
+    "a flea lives long",
+    {"title": "Floor", "text": "the floor costs six dollars"},
+    "rosin makes the bow grip",
+    "a warm host",
+]
 
 
 @pytest.fixture(scope="module")
@@ -70,17 +77,35 @@ def test_the_same_command_gives_the_same_bytes_and_resumes_from_its_cache(model,
 
 def test_all_methods_at_once_write_one_file_each(model, collection, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("headrank.selection.niah.is_right", lambda *_: True)  # a random model answers nothing
-    assert select(model, collection, tmp_path / "heads.json", "--method", "all", "--needles", "2", "--haystack-words", "20") == 0
+    assert (
+        select(
+            model, collection, tmp_path / "heads.json", "--method", "all", "--needles", "2", "--haystack-words", "20"
+        )
+        == 0
+    )
     found = {path.name: HeadSet.load(path) for path in tmp_path.glob("*.json")}
     assert set(found) == {f"heads.{method}.json" for method in ("core", "entropy", "niah", "qr", "qr-ndcg")}
-    assert {heads.method: len(heads.heads) for heads in found.values()} == {"core": 8, "entropy": 8, "niah": 8, "qr": 16, "qr-ndcg": 16}
-    assert found["heads.qr.json"].settings["gold_grade"] == 2 and found["heads.qr.json"].settings["is_calibrated"] is True
+    assert {heads.method: len(heads.heads) for heads in found.values()} == {
+        "core": 8,
+        "entropy": 8,
+        "niah": 8,
+        "qr": 16,
+        "qr-ndcg": 16,
+    }
+    assert (
+        found["heads.qr.json"].settings["gold_grade"] == 2 and found["heads.qr.json"].settings["is_calibrated"] is True
+    )
     assert found["heads.core.json"].settings["is_calibrated"] is False
-    assert found["heads.niah.json"].settings["answered"] == 2 and found["heads.niah.json"].source["haystack"] == "collection"
+    assert (
+        found["heads.niah.json"].settings["answered"] == 2
+        and found["heads.niah.json"].source["haystack"] == "collection"
+    )
 
 
 def test_two_methods_share_the_forwards_and_choose_what_each_would_alone(model, collection, tmp_path) -> None:
-    assert select(model, collection, tmp_path / "heads.json", "--method", "core", "entropy", "core", "--no-picture") == 0
+    assert (
+        select(model, collection, tmp_path / "heads.json", "--method", "core", "entropy", "core", "--no-picture") == 0
+    )
     assert {path.name for path in tmp_path.iterdir()} == {"heads.core.json", "heads.entropy.json"}
     for method in ("core", "entropy"):
         assert select(model, collection, tmp_path / "alone.json", "--method", method) == 0
@@ -103,7 +128,11 @@ def test_switches_reach_the_policy(model, collection, tmp_path) -> None:
     ]
     assert select(model, collection, tmp_path / "heads.json", *more) == 0
     heads = HeadSet.load(tmp_path / "heads.json")
-    assert heads.settings["temperature"] == 0.05 and heads.settings["entropy_weight"] == 0 and heads.settings["is_calibrated"] is True
+    assert (
+        heads.settings["temperature"] == 0.05
+        and heads.settings["entropy_weight"] == 0
+        and heads.settings["is_calibrated"] is True
+    )
     assert heads.l_max <= 1 and heads.num_layers == 4 and len(heads.table) == 16  # two of four layers were read
     assert heads.prompt.query_rows == "instruction" and {row["G"] for row in heads.table} == {1.0}
 
@@ -111,7 +140,12 @@ def test_switches_reach_the_policy(model, collection, tmp_path) -> None:
 def test_the_prompt_of_other_heads_is_taken_where_no_switch_is_given(model, collection, tmp_path) -> None:
     assert select(model, collection, tmp_path / "first.json", "--max-words", "4", "--query-rows", "instruction") == 0
     assert select(model, collection, tmp_path / "same.json", "--prompt-of", str(tmp_path / "first.json")) == 0
-    assert select(model, collection, tmp_path / "longer.json", "--prompt-of", str(tmp_path / "first.json"), "--max-words", "5") == 0
+    assert (
+        select(
+            model, collection, tmp_path / "longer.json", "--prompt-of", str(tmp_path / "first.json"), "--max-words", "5"
+        )
+        == 0
+    )
     first, same, longer = (HeadSet.load(tmp_path / f"{name}.json").prompt for name in ("first", "same", "longer"))
     assert same == first
     assert (longer.max_words, longer.query_rows) == (5, "instruction")
@@ -146,12 +180,27 @@ def test_several_collections_are_read_together(model, collection, tmp_path) -> N
 
 
 def select_on(model: Path, contexts: Path, output: Path, *more: str) -> int:
-    return main(["select-heads", "--model", str(model), "--contexts", str(contexts), "--no-picture", "--output", str(output), *more])
+    return main(
+        [
+            "select-heads",
+            "--model",
+            str(model),
+            "--contexts",
+            str(contexts),
+            "--no-picture",
+            "--output",
+            str(output),
+            *more,
+        ]
+    )
 
 
 def test_heads_of_the_lists_that_are_trained_on(model, collection, tmp_path) -> None:
     def pairs(name: str, *more: str) -> None:
-        assert main(["pairs", "--collection", str(collection), "--depth", "5", "--output", str(tmp_path / name), *more]) == 0
+        assert (
+            main(["pairs", "--collection", str(collection), "--depth", "5", "--output", str(tmp_path / name), *more])
+            == 0
+        )
 
     pairs("whole")  # contexts.jsonl holds the retriever's top 5 of q1 and q2, as the collection does
     assert select_on(model, tmp_path / "whole", tmp_path / "lists.json") == 0
@@ -159,9 +208,13 @@ def test_heads_of_the_lists_that_are_trained_on(model, collection, tmp_path) -> 
     lists, whole = (HeadSet.load(tmp_path / name) for name in ("lists.json", "collection.json"))
     assert lists.table == whole.table and lists.source == whole.source and lists.settings == whole.settings
     pairs("sublists", "--sublists", "2", "--sublist-size", "3", "--unjudged-as-zero")
-    assert select_on(model, tmp_path / "sublists", tmp_path / "short.json", "--permutations", "2", "--no-retriever-order") == 0
+    assert (
+        select_on(model, tmp_path / "sublists", tmp_path / "short.json", "--permutations", "2", "--no-retriever-order")
+        == 0
+    )
     short = HeadSet.load(tmp_path / "short.json")
-    assert short.settings["depth"] == 3 and short.source["contexts"] == 12 and short.table != whole.table  # 3 queries x 2 lists x 2 orders
+    # 3 queries x 2 lists x 2 orders
+    assert short.settings["depth"] == 3 and short.source["contexts"] == 12 and short.table != whole.table
 
 
 @pytest.mark.parametrize("flag", ["--collection", "--corpus", "--only", "--run"])
@@ -236,7 +289,12 @@ def test_every_method_of_the_table_gives_complete_lists(model, collection, tmp_p
     requests = [("how long does a flea live", DOCUMENTS), ("cost of a floor", DOCUMENTS[:2])]
     for name, method in METHODS.items():
         ranker = build_ranker(
-            name, model, tmp_path / "heads.json" if method.needs_heads else None, batch_size=2, calibrate=True, device="cpu"
+            name,
+            model,
+            tmp_path / "heads.json" if method.needs_heads else None,
+            batch_size=2,
+            calibrate=True,
+            device="cpu",
         )
         results = ranker.score_batch(requests)
         assert [len(result.scores) for result in results] == [4, 2], name
@@ -274,7 +332,10 @@ def test_the_prompt_of_the_heads_is_used_unless_another_is_given(model, collecti
     select(model, collection, tmp_path / "heads.json", "--order", "reversed")
     assert json.loads((tmp_path / "heads.json").read_text())["prompt"]["order"] == "reversed"
     assert build_ranker("core", model, tmp_path / "heads.json").reader.encoder.template.order == "reversed"
-    assert build_ranker("core", model, tmp_path / "heads.json", prompt=PromptTemplate()).reader.encoder.template.order == "retriever"
+    assert (
+        build_ranker("core", model, tmp_path / "heads.json", prompt=PromptTemplate()).reader.encoder.template.order
+        == "retriever"
+    )
 
 
 def test_contrast_and_mean_are_switches_that_the_file_tells(model, collection, tmp_path) -> None:
@@ -294,9 +355,22 @@ def test_contrast_and_mean_are_switches_that_the_file_tells(model, collection, t
 
 def test_lists_of_labelled_paragraphs_select_heads_too(model, tmp_path) -> None:
     marks = [("a flea lives long", True, False), ("the floor costs", False, True), ("rosin", False, False)]
-    paragraphs = [{"paragraph_text": text, "is_positive": positive, "is_negative": negative} for text, positive, negative in marks]
-    (tmp_path / "nq_core.json").write_text(json.dumps([{"question": "how long does a flea live", "paragraphs": paragraphs}]))
-    words = ["select-heads", "--model", str(model), "--paragraphs", str(tmp_path / "nq_core.json"), "--method", "core", "--no-picture"]
+    paragraphs = [
+        {"paragraph_text": text, "is_positive": positive, "is_negative": negative} for text, positive, negative in marks
+    ]
+    (tmp_path / "nq_core.json").write_text(
+        json.dumps([{"question": "how long does a flea live", "paragraphs": paragraphs}])
+    )
+    words = [
+        "select-heads",
+        "--model",
+        str(model),
+        "--paragraphs",
+        str(tmp_path / "nq_core.json"),
+        "--method",
+        "core",
+        "--no-picture",
+    ]
     assert main([*words, "--contrast", "irrelevant", "--output", str(tmp_path / "heads.json")]) == 0
     heads = HeadSet.load(tmp_path / "heads.json")
     assert heads.source["collections"] == ["nq_core"] and heads.settings["depth"] == 3

@@ -46,26 +46,79 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fit(model: Path, collection: Path, output: Path, *more: str) -> int:
-    given = ["--method", "readout", "--model", str(model), "--collection", str(collection), "--num-folds", "4", "--output", str(output)]
+    given = [
+        "--method",
+        "readout",
+        "--model",
+        str(model),
+        "--collection",
+        str(collection),
+        "--num-folds",
+        "4",
+        "--output",
+        str(output),
+    ]
     return main(["select-heads", *given, "--labels", str(collection / "labels.trec"), "--device", "cpu", *more])
 
 
-def test_a_fit_prints_its_table_and_writes_a_readout_that_reranks(model: Path, collection: Path, tmp_path: Path, capsys) -> None:
-    more = ("--max-layer", "2", "4", "--groups", "2", "16", "--tolerance", "100", "--l2", "0.01", "--cache", str(tmp_path / "cache"))
-    assert fit(model, collection, tmp_path / "heads.json", *more, "--test-length", "--report", str(tmp_path / "report.json")) == 0
+def test_a_fit_prints_its_table_and_writes_a_readout_that_reranks(
+    model: Path, collection: Path, tmp_path: Path, capsys
+) -> None:
+    more = (
+        "--max-layer",
+        "2",
+        "4",
+        "--groups",
+        "2",
+        "16",
+        "--tolerance",
+        "100",
+        "--l2",
+        "0.01",
+        "--cache",
+        str(tmp_path / "cache"),
+    )
+    assert (
+        fit(
+            model,
+            collection,
+            tmp_path / "heads.json",
+            *more,
+            "--test-length",
+            "--report",
+            str(tmp_path / "report.json"),
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
-    assert "first stage" in printed and printed.count("0.1,0.01") == 5 * 4 and "* " in printed and "log of the length" in printed
+    assert (
+        "first stage" in printed
+        and printed.count("0.1,0.01") == 5 * 4
+        and "* " in printed
+        and "log of the length" in printed
+    )
     heads = HeadSet.load(tmp_path / "heads.json")
     assert heads.prompt.is_late and heads.prompt.opening == "<|im_start|>user\n" and heads.prompt.branch_position == 512
-    assert heads.l_max <= 1 and len(heads.heads) == 4, "two groups of two heads: the cheapest of all, as the tolerance allows"
+    assert heads.l_max <= 1 and len(heads.heads) == 4, (
+        "two groups of two heads: the cheapest of all, as the tolerance allows"
+    )
     assert heads.readout is not None
     facts = heads.readout.fit
-    assert facts["lists"] == {"toy": NUM_QUERIES} and facts["teacher"][0]["file"] == "labels.trec" and facts["labels"] == "teacher"
+    assert (
+        facts["lists"] == {"toy": NUM_QUERIES}
+        and facts["teacher"][0]["file"] == "labels.trec"
+        and facts["labels"] == "teacher"
+    )
     assert [row["is_chosen"] for row in facts["cross_validation"]] == [True, False, False, False]
     report = json.loads((tmp_path / "report.json").read_text())
-    assert [row["with_length"] for row in report["rows"]] == [False] * 4 + [True] and len(report["folds"]) == NUM_QUERIES
+    assert [row["with_length"] for row in report["rows"]] == [False] * 4 + [True] and len(
+        report["folds"]
+    ) == NUM_QUERIES
     for row in [report["first_stage"], *report["rows"]]:
-        assert row["quality"] == pytest.approx(np.mean(list(row["per_query"].values())), abs=0.01) and len(row["per_query"]) == NUM_QUERIES
+        assert (
+            row["quality"] == pytest.approx(np.mean(list(row["per_query"].values())), abs=0.01)
+            and len(row["per_query"]) == NUM_QUERIES
+        )
     assert (tmp_path / "heads.png").stat().st_size > 10_000 and (tmp_path / "heads.pdf").is_file()
     assert len(list((tmp_path / "cache").iterdir())) == NUM_QUERIES
     assert fit(model, collection, tmp_path / "again.json", *more, "--no-picture") == 0
@@ -110,7 +163,9 @@ def test_scores_of_the_written_readout_are_those_of_the_fitted_statistics(
         (("--hold-out", "{folder}/all.txt"), "no query has candidates and labels"),
     ],
 )
-def test_what_cannot_be_fitted_is_one_line(model: Path, collection: Path, tmp_path: Path, capsys, more: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_fitted_is_one_line(
+    model: Path, collection: Path, tmp_path: Path, capsys, more: tuple[str, ...], said: str
+) -> None:
     (collection / "all.txt").write_text("".join(f"q{number}\n" for number in range(NUM_QUERIES)))
     assert fit(model, collection, tmp_path / "heads.json", *(text.format(folder=collection) for text in more)) == 2
     assert said in capsys.readouterr().err and not (tmp_path / "heads.json").exists()

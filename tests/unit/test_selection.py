@@ -38,17 +38,36 @@ Span = tuple[int, int]
 
 
 def write_collection(folder: Path) -> Path:
-    """Two judged queries of five candidates with grades 0-3 and unequal lengths, one query without contrasts, one unjudged."""
+    """Two judged queries of five candidates with grades 0-3 and unequal lengths, one query without contrasts, one
+    unjudged.
+    """
     folder.mkdir()
-    texts = ["The flea lives for two months.", "Concrete floors cost six dollars a square foot and last long.", "Rosin makes the bow grip."]
-    texts += ["A warm host completes the life cycle of the flea, which needs it for about three months.", "Passages rank by relevance."]
+    texts = [
+        "The flea lives for two months.",
+        "Concrete floors cost six dollars a square foot and last long.",
+        "Rosin makes the bow grip.",
+    ]
+    texts += [
+        "A warm host completes the life cycle of the flea, which needs it for about three months.",
+        "Passages rank by relevance.",
+    ]
     rows = [{"docid": f"d{n}", "title": "Flea" if n == 3 else "", "text": text} for n, text in enumerate(texts)]
     (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "queries.tsv").write_text("q1\thow long does a flea live\nq2\tcost of a floor\nq3\tviolin\nq4\tunjudged\n")
-    grades = {"q1": {"d0": 2, "d1": 0, "d2": 1, "d3": 3, "d4": -1}, "q2": {"d0": 0, "d1": 2, "d2": 0, "d3": 1}, "q3": {"d2": 3, "d0": 1}}
-    (folder / "qrels.txt").write_text("".join(f"{q} 0 {d} {g}\n" for q, judged in grades.items() for d, g in judged.items()))
+    (folder / "queries.tsv").write_text(
+        "q1\thow long does a flea live\nq2\tcost of a floor\nq3\tviolin\nq4\tunjudged\n"
+    )
+    grades = {
+        "q1": {"d0": 2, "d1": 0, "d2": 1, "d3": 3, "d4": -1},
+        "q2": {"d0": 0, "d1": 2, "d2": 0, "d3": 1},
+        "q3": {"d2": 3, "d0": 1},
+    }
+    (folder / "qrels.txt").write_text(
+        "".join(f"{q} 0 {d} {g}\n" for q, judged in grades.items() for d, g in judged.items())
+    )
     queries = ("q1", "q2", "q3", "q4")
-    (folder / "run.bm25.txt").write_text("".join(f"{q} Q0 d{n} {n + 1} {9 - n} bm25\n" for q in queries for n in range(5)))
+    (folder / "run.bm25.txt").write_text(
+        "".join(f"{q} Q0 d{n} {n + 1} {9 - n} bm25\n" for q in queries for n in range(5))
+    )
     return folder
 
 
@@ -68,7 +87,9 @@ def contexts(collection: Collection) -> list[SelectionContext]:
 
 
 @pytest.fixture(scope="module")
-def slow(reader: AttentionReader, contexts: list[SelectionContext]) -> list[tuple[SelectionContext, SlowResult, list[Span], int]]:
+def slow(
+    reader: AttentionReader, contexts: list[SelectionContext]
+) -> list[tuple[SelectionContext, SlowResult, list[Span], int]]:
     """Context, eager rows, document spans and L_seq of every context."""
     results = []
     for context in contexts:
@@ -88,7 +109,10 @@ def calibrated_masses(rows: SlowResult, layer: int, head: int, spans: list[Span]
 
 def mean_masses(rows: SlowResult, layer: int, head: int, spans: list[Span]) -> list[float]:
     """The wrong pooling: mean instead of sum over a document's tokens."""
-    return [mass / max(end - start, 1) for mass, (start, end) in zip(raw_masses(rows, layer, head, spans), spans, strict=True)]
+    return [
+        mass / max(end - start, 1)
+        for mass, (start, end) in zip(raw_masses(rows, layer, head, spans), spans, strict=True)
+    ]
 
 
 def slow_s_disc(slow: list, masses: Callable[..., list[float]]) -> np.ndarray:
@@ -100,7 +124,11 @@ def slow_s_disc(slow: list, masses: Callable[..., list[float]]) -> np.ndarray:
             for context, rows, spans, _ in slow:
                 alpha = masses(rows, layer, head, spans)
                 for positive, grade in enumerate(context.grades):
-                    negatives = [n for n, other in enumerate(context.grades) if other is not None and grade and other == grade - 1]
+                    negatives = [
+                        n
+                        for n, other in enumerate(context.grades)
+                        if other is not None and grade and other == grade - 1
+                    ]
                     if grade and negatives:
                         terms = [math.exp(alpha[n] / TEMPERATURE) for n in [positive, *negatives]]
                         values.append(terms[0] / sum(terms))
@@ -114,7 +142,10 @@ def slow_gate(slow: list) -> np.ndarray:
     for layer in range(LAYERS):
         for head in range(HEADS):
             used = [item for item in slow if Contrast().find(item[0].grades)]
-            gates = [1 - WEIGHT * slow_entropy(rows.query_rows[layer][head]) / math.log(length) for _, rows, _, length in used]
+            gates = [
+                1 - WEIGHT * slow_entropy(rows.query_rows[layer][head]) / math.log(length)
+                for _, rows, _, length in used
+            ]
             result[layer, head] = sum(gates) / len(gates)
     return result
 
@@ -230,7 +261,10 @@ def test_per_query_a_query_with_many_chosen_documents_counts_once() -> None:
     lists = [context("many", (1, 1, 1, 0)), context("one", (1, 0))]
     values = {}
     for per_query in (False, True):
-        policies = [CoreSelection(1.0, contrast=Contrast(per_query=per_query)), QRSelection(per_query=per_query, is_calibrated=False)]
+        policies = [
+            CoreSelection(1.0, contrast=Contrast(per_query=per_query)),
+            QRSelection(per_query=per_query, is_calibrated=False),
+        ]
         for policy in policies:
             for each in lists:
                 mass = masses[each.query_id]
@@ -242,10 +276,15 @@ def test_per_query_a_query_with_many_chosen_documents_counts_once() -> None:
 
 
 def test_contexts_are_judged_queries_in_retriever_order_then_in_random_orders(contexts: list[SelectionContext]) -> None:
-    assert [(context.query_id, context.order) for context in contexts] == [(q, n) for n in (0, 1) for q in ("q1", "q2", "q3")]
+    assert [(context.query_id, context.order) for context in contexts] == [
+        (q, n) for n in (0, 1) for q in ("q1", "q2", "q3")
+    ]
     assert contexts[0].grades == (2, 0, 1, 3, 0)  # the negative grade counts as 0
     assert contexts[1].grades == (0, 2, 0, 1, None)
-    assert sorted(contexts[3].documents) == sorted(contexts[0].documents) and contexts[3].documents != contexts[0].documents
+    assert (
+        sorted(contexts[3].documents) == sorted(contexts[0].documents)
+        and contexts[3].documents != contexts[0].documents
+    )
     by_text = dict(zip(contexts[0].documents, contexts[0].grades, strict=True))
     assert [by_text[document] for document in contexts[3].documents] == list(contexts[3].grades)
 
@@ -268,16 +307,24 @@ def test_contexts_follow_the_prompt_order_of_the_template(collection: Collection
     assert {context.order for context in shuffled} == {1, 2}
 
 
-def test_a_batch_gives_the_statistics_of_its_single_contexts(reader: AttentionReader, contexts: list[SelectionContext]) -> None:
-    encoded = [reader.encoder.encode(context.query, context.documents[: 5 - n]) for n, context in enumerate(contexts[:3])]
-    for one, many in zip((head_statistics(reader, [context])[0] for context in encoded), head_statistics(reader, encoded), strict=True):
+def test_a_batch_gives_the_statistics_of_its_single_contexts(
+    reader: AttentionReader, contexts: list[SelectionContext]
+) -> None:
+    encoded = [
+        reader.encoder.encode(context.query, context.documents[: 5 - n]) for n, context in enumerate(contexts[:3])
+    ]
+    for one, many in zip(
+        (head_statistics(reader, [context])[0] for context in encoded), head_statistics(reader, encoded), strict=True
+    ):
         assert one.sequence_length == many.sequence_length
         for name in ("raw_LHN", "calibrated_LHN", "entropy_LH"):
             assert getattr(one, name).shape == getattr(many, name).shape
             assert np.allclose(getattr(one, name), getattr(many, name), atol=1e-5)
 
 
-def test_masses_of_a_context_never_sum_to_more_than_one(reader: AttentionReader, contexts: list[SelectionContext]) -> None:
+def test_masses_of_a_context_never_sum_to_more_than_one(
+    reader: AttentionReader, contexts: list[SelectionContext]
+) -> None:
     statistics = head_statistics(reader, [reader.encoder.encode(contexts[0].query, contexts[0].documents)])[0]
     assert (statistics.raw_LHN >= 0).all() and (statistics.raw_LHN.sum(-1) <= 1 + 1e-5).all()
 
@@ -291,7 +338,9 @@ def test_fewer_layers_give_the_same_numbers_for_the_layers_that_are_read(reader,
     assert head_set(pruned, reader, top_k=3).l_max <= 1
 
 
-def test_the_same_input_gives_the_same_file_also_from_the_cache(reader, contexts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_input_gives_the_same_file_also_from_the_cache(
+    reader, contexts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache = StatisticsCache(tmp_path / "cache", reader_key(reader))
 
     def select(name: str, cached: bool) -> bytes:

@@ -1,4 +1,6 @@
-"""A model that brings only sentencepiece's tokenizer.model, as older Mistral and Llama do: converted at loading, spans and all."""
+"""A model that brings only sentencepiece's tokenizer.model, as older Mistral and Llama do: converted at loading,
+spans and all.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def folder(tmp_path_factory):
         hard_vocab_limit=False,
     )
     (place / "tokenizer.model").write_bytes(model.getvalue())
-    (place / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>"}')
+    (place / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>"}'
+    )
     return place
 
 
@@ -49,7 +53,9 @@ def test_a_prompt_has_its_documents_where_their_tokens_are(folder) -> None:
 
 def test_without_the_package_the_remedy_is_said(folder, monkeypatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"tokenizer\.model only, which needs the package sentencepiece: pip install sentencepiece"):
+    with pytest.raises(
+        InputError, match=r"tokenizer\.model only, which needs the package sentencepiece: pip install sentencepiece"
+    ):
         require_tokenizer_reader(str(folder))
 
 

@@ -29,7 +29,9 @@ def model(tiny_model: Callable[[str], Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def served(model: Path) -> Iterator[Running]:
-    with running_server(tiny_settings(model, max_documents=50, max_list_tokens=2000, max_body_bytes=100_000)) as running:
+    with running_server(
+        tiny_settings(model, max_documents=50, max_list_tokens=2000, max_body_bytes=100_000)
+    ) as running:
         yield running
 
 
@@ -65,10 +67,14 @@ def test_jina_and_vllm_get_texts_usage_and_model(served: Running) -> None:
 
 
 def test_tei_is_known_by_texts_and_gets_a_bare_list(served: Running, offline: np.ndarray) -> None:
-    answer = served.ask("/rerank", {"query": QUERY, "texts": DOCUMENTS, "return_text": True, "raw_scores": True, "truncate": False})
+    answer = served.ask(
+        "/rerank", {"query": QUERY, "texts": DOCUMENTS, "return_text": True, "raw_scores": True, "truncate": False}
+    )
     assert [(row["index"], row["score"]) for row in answer.json] == ranked(offline)
     assert all(row["text"] == DOCUMENTS[row["index"]] for row in answer.json)
-    assert int(answer.headers["x-compute-tokens"]) > 0 and int(answer.headers["x-total-time"]) >= int(answer.headers["x-inference-time"])
+    assert int(answer.headers["x-compute-tokens"]) > 0 and int(answer.headers["x-total-time"]) >= int(
+        answer.headers["x-inference-time"]
+    )
     assert set(served.ask("/rerank", {"query": QUERY, "texts": DOCUMENTS}).json[0]) == {"index", "score"}
 
 
@@ -125,9 +131,17 @@ def test_a_body_that_does_not_fit_is_400_and_names_the_field(served: Running, pa
 
 def test_teis_errors_have_teis_shape(served: Running) -> None:
     answer = served.ask("/rerank", {"query": QUERY, "texts": ["a", 1]})
-    assert answer.status == 400 and answer.json["error"].startswith("texts[1]: ") and answer.json["error_type"] == "Validation"
+    assert (
+        answer.status == 400
+        and answer.json["error"].startswith("texts[1]: ")
+        and answer.json["error_type"] == "Validation"
+    )
     answer = served.ask("/rerank", {"query": "  ", "texts": ["a"]})
-    assert answer.status == 422 and answer.json["error"].startswith("query: empty") and answer.json["error_type"] == "Tokenizer"
+    assert (
+        answer.status == 422
+        and answer.json["error"].startswith("query: empty")
+        and answer.json["error_type"] == "Tokenizer"
+    )
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b'{"query": "\xff"}', b"[" * 100_000])
@@ -163,7 +177,10 @@ def test_a_query_of_too_many_tokens_is_413(model: Path, served: Running, length:
     with running_server(tiny_settings(model, max_query_tokens=most), lambda settings: engine) as running:
         assert running.ask("/rerank", {"query": "flea " * 8, "documents": DOCUMENTS}).status == 200
         answer = running.ask("/rerank", {"query": "flea " * length, "documents": DOCUMENTS})
-        assert answer.status == 413 and answer.message == f"query: longer than {most} tokens, the limit of this server; shorten it"
+        assert (
+            answer.status == 413
+            and answer.message == f"query: longer than {most} tokens, the limit of this server; shorten it"
+        )
 
 
 def test_a_body_of_undeclared_length_is_limited_too(served: Running) -> None:
@@ -181,7 +198,11 @@ def test_an_unknown_path_and_method_are_json(served: Running) -> None:
 
 def test_info_describes_the_model_and_names_no_path(served: Running, model: Path) -> None:
     info = served.ask("/info")
-    assert info.json["model_id"] == "tiny" and info.json["layout"] == "sequential" and info.json["is_score_relative_to_its_list"] is True
+    assert (
+        info.json["model_id"] == "tiny"
+        and info.json["layout"] == "sequential"
+        and info.json["is_score_relative_to_its_list"] is True
+    )
     assert str(model).encode() not in info.body
     assert served.ask("/v1/models").json["data"][0]["id"] == "tiny"
 
@@ -199,7 +220,18 @@ def test_openapi_describes_every_path_and_error(served: Running) -> None:
         "/info",
         "/metrics",
     }
-    assert set(described["paths"]["/rerank"]["post"]["responses"]) == {"200", "400", "401", "403", "408", "413", "422", "429", "500", "503"}
+    assert set(described["paths"]["/rerank"]["post"]["responses"]) == {
+        "200",
+        "400",
+        "401",
+        "403",
+        "408",
+        "413",
+        "422",
+        "429",
+        "500",
+        "503",
+    }
     assert described["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
 
 
@@ -211,7 +243,9 @@ def test_metrics_count_what_happened_under_the_names_of_others(model: Path) -> N
         assert running.metric("te_request_success") == 1
         assert running.metric('te_request_failure{err="400"}') == 1
         assert running.metric("te_request_duration_count") == 2
-        assert running.metric("te_batch_next_size_count") == running.metric("vllm:request_queue_time_seconds_count") == 1
+        assert (
+            running.metric("te_batch_next_size_count") == running.metric("vllm:request_queue_time_seconds_count") == 1
+        )
         assert running.metric("headrank_documents_total") == 3
         assert running.metric("te_queue_size") == running.metric("vllm:num_requests_running") == 0
         assert running.metric("vllm:prompt_tokens_total") == running.metric("te_request_input_length_sum") > 0
@@ -249,7 +283,11 @@ def test_key_files_are_checked_without_quoting_keys(tmp_path: Path, caplog: pyte
 
 
 def test_an_address_that_others_reach_needs_keys() -> None:
-    assert ServeSettings().host == "127.0.0.1" and ServeSettings(host="::1").is_loopback and ServeSettings(host="localhost").is_loopback
+    assert (
+        ServeSettings().host == "127.0.0.1"
+        and ServeSettings(host="::1").is_loopback
+        and ServeSettings(host="localhost").is_loopback
+    )
     with pytest.raises(InputError, match="`api_key_file`"):
         ServeSettings(host="0.0.0.0")
     assert not ServeSettings(host="0.0.0.0", is_open_to_anyone=True).is_loopback

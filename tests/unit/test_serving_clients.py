@@ -1,4 +1,5 @@
-"""The packages that people have already, against a real server on loopback: each must see the offline scores. And plain curl.
+"""The packages that people have already, against a real server on loopback: each must see the offline scores. And plain
+curl.
 
 The packages are tools for tests (extra 'dev'); where one is missing its test is skipped and says so.
 """
@@ -50,7 +51,9 @@ def test_cohere(served: Running, expected: list[tuple[int, float]]) -> None:
     answer = client.rerank(model="rerank-v3.5", query=QUERY, documents=DOCUMENTS, max_tokens_per_doc=4000)
     assert [(row.index, row.relevance_score) for row in answer.results] == expected
     assert answer.id and answer.meta.billed_units.search_units == 1
-    assert [row.index for row in client.rerank(model="x", query=QUERY, documents=DOCUMENTS, top_n=1).results] == [expected[0][0]]
+    assert [row.index for row in client.rerank(model="x", query=QUERY, documents=DOCUMENTS, top_n=1).results] == [
+        expected[0][0]
+    ]
 
 
 def test_cohere_v1_speaks_to_v1(served: Running, expected: list[tuple[int, float]]) -> None:
@@ -69,7 +72,9 @@ def test_cohere_raises_its_own_errors(served: Running) -> None:
         client.rerank(model="x", query=QUERY, documents=DOCUMENTS, top_n=0)
     assert refused.value.body["message"].startswith("top_n: ")
     with pytest.raises(cohere.UnauthorizedError):
-        cohere.ClientV2("a-wrong-key-of-sixteen", base_url=served.url).rerank(model="x", query=QUERY, documents=DOCUMENTS)
+        cohere.ClientV2("a-wrong-key-of-sixteen", base_url=served.url).rerank(
+            model="x", query=QUERY, documents=DOCUMENTS
+        )
 
 
 async def _async_cohere(url: str) -> Any:
@@ -91,11 +96,15 @@ def test_langchain(served: Running, expected: list[tuple[int, float]]) -> None:
     from langchain_core.documents import Document
 
     compressor = CohereRerank(model="x", base_url=served.url, cohere_api_key=KEY, top_n=2)
-    found = compressor.compress_documents([Document(text, metadata={"n": n}) for n, text in enumerate(DOCUMENTS)], QUERY)
+    found = compressor.compress_documents(
+        [Document(text, metadata={"n": n}) for n, text in enumerate(DOCUMENTS)], QUERY
+    )
     assert [(document.metadata["n"], document.metadata["relevance_score"]) for document in found] == expected[:2]
 
 
-@pytest.mark.parametrize("dialect", ["cohere_rerank.CohereRerank", "jinaai_rerank.JinaRerank", "tei_rerank.TextEmbeddingInference"])
+@pytest.mark.parametrize(
+    "dialect", ["cohere_rerank.CohereRerank", "jinaai_rerank.JinaRerank", "tei_rerank.TextEmbeddingInference"]
+)
 def test_llama_index(served: Running, expected: list[tuple[int, float]], dialect: str) -> None:
     module, _, name = dialect.partition(".")
     client = getattr(pytest.importorskip(f"llama_index.postprocessor.{module}"), name)
@@ -117,7 +126,9 @@ def test_a_jina_client_that_looks_for_detail_finds_it(served: Running) -> None:
 
 
 @pytest.mark.parametrize("raw_scores", [True, False])
-def test_text_embeddings_inference_shapes_over_httpx(served: Running, expected: list[tuple[int, float]], raw_scores: bool) -> None:
+def test_text_embeddings_inference_shapes_over_httpx(
+    served: Running, expected: list[tuple[int, float]], raw_scores: bool
+) -> None:
     """The request as the README of text-embeddings-inference has it, and its answer: a bare list, best first."""
     import httpx
 
@@ -151,7 +162,9 @@ def test_plain_curl(served: Running, expected: list[tuple[int, float]]) -> None:
     ]
     body = json.dumps({"query": QUERY, "documents": DOCUMENTS})
     environment = os.environ | {"NO_PROXY": "127.0.0.1"}
-    done = subprocess.run(command, input=body, capture_output=True, text=True, check=True, timeout=PATIENCE, env=environment)
+    done = subprocess.run(
+        command, input=body, capture_output=True, text=True, check=True, timeout=PATIENCE, env=environment
+    )
     assert [(row["index"], row["relevance_score"]) for row in json.loads(done.stdout)["results"]] == expected
 
 

@@ -40,7 +40,10 @@ def test_the_api_page_names_every_endpoint_and_loads_nothing_from_elsewhere(serv
 
 def test_the_page_at_the_root_is_the_servers_own(served: Running) -> None:
     page = served.ask("/")
-    assert page.headers["content-type"] == "text/html; charset=utf-8" and "script-src 'self';" in page.headers["content-security-policy"]
+    assert (
+        page.headers["content-type"] == "text/html; charset=utf-8"
+        and "script-src 'self';" in page.headers["content-security-policy"]
+    )
     for name in ("viewer.js", "viewer.css", "playground.js", "playground.css"):
         assert f'"/playground/{name}"' in page.body.decode() and served.ask(f"/playground/{name}").status == 200
     assert served.ask("/playground/index.html").status == served.ask("/playground/..%2fapp.py").status == 404
@@ -62,7 +65,10 @@ def test_without_a_playground_there_is_no_page(model: Path, served: Running) -> 
 
 
 def test_collections_of_the_page_are_read_before_the_server_listens(model: Path, embedded_collection: Path) -> None:
-    for folders, said in ((("/nowhere",), "no such collection folder"), ((str(embedded_collection),) * 2, "a second collection named")):
+    for folders, said in (
+        (("/nowhere",), "no such collection folder"),
+        ((str(embedded_collection),) * 2, "a second collection named"),
+    ):
         with pytest.raises(InputError, match=said):
             build_app(tiny_settings(model, collections=folders))
 

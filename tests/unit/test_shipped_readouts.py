@@ -1,4 +1,6 @@
-"""The readouts that come with the package: what they promise, and that the embedded model works with nothing else given."""
+"""The readouts that come with the package: what they promise, and that the embedded model works with nothing else
+given.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from headrank.reranking.reranker import choose_heads
 from tests.tiny_models import make_tiny_model
 
 QUERY = "why does a violin bow need rosin"
-PASSAGES = ["The price of concrete rose again.", "Rosin makes the violin bow grip the string.", "A cycle lasts a month.", ""]
+PASSAGES = [
+    "The price of concrete rose again.",
+    "Rosin makes the violin bow grip the string.",
+    "A cycle lasts a month.",
+    "",
+]
 MAY_BE_SHIPPED = {
     "train-wikifactoid",
     "train-biomed",
@@ -49,7 +56,9 @@ def test_the_shipped_adapter_names_its_base_its_teacher_and_only_collections_tha
     trained_on = about["training"]["trained_on"]
     assert set(trained_on) <= MAY_BE_SHIPPED and all("labels of" in text for text in trained_on.values())
     deepest = max(HeadSet.load(shipped_readouts.shipped_path(name)).l_max for name in shipped_readouts.TRAINED)
-    assert adapter.factors.keys() == adapter.below(deepest + 1), "the adapter changes layers that no readout of it reads"
+    assert adapter.factors.keys() == adapter.below(deepest + 1), (
+        "the adapter changes layers that no readout of it reads"
+    )
     assert sum(path.stat().st_size for path in shipped_readouts.ADAPTER.iterdir()) < 8e6
     assert str(Path.home()) not in (shipped_readouts.ADAPTER / "README.md").read_text()
 
@@ -65,10 +74,17 @@ def test_names_belong_to_the_embedded_model_only(tmp_path: Path) -> None:
         choose_heads(other, None)
 
 
-def test_the_embedded_name_is_the_trained_model_unless_other_heads_say_otherwise(embedded_model: Path, tmp_path: Path) -> None:
+def test_the_embedded_name_is_the_trained_model_unless_other_heads_say_otherwise(
+    embedded_model: Path, tmp_path: Path
+) -> None:
     for heads in (None, "full", "fast"):
         assert shipped_readouts.model_to_read("embedded", heads) == str(shipped_readouts.ADAPTER)
-    for heads in ("untrained-full", "all", tmp_path / "heads.json", HeadSet.load(shipped_readouts.shipped_path("fast"))):
+    for heads in (
+        "untrained-full",
+        "all",
+        tmp_path / "heads.json",
+        HeadSet.load(shipped_readouts.shipped_path("fast")),
+    ):
         assert shipped_readouts.model_to_read("embedded", heads) == str(embedded_model)
     assert shipped_readouts.model_to_read("org/model", None) == "org/model"
 
@@ -77,7 +93,9 @@ def test_the_embedded_model_reranks_at_once_with_any_of_them(embedded_model: Pat
     by_default = HeadRankReranker.from_pretrained("embedded", dtype="float32")
     full = HeadRankReranker.from_pretrained("embedded", "full", dtype="float32")
     untrained = HeadRankReranker.from_pretrained("embedded", "untrained-fast", dtype="float32")
-    assert by_default.heads == choose_heads("embedded", "fast") and full.layers_used <= 20 and untrained.layers_used <= 20
+    assert (
+        by_default.heads == choose_heads("embedded", "fast") and full.layers_used <= 20 and untrained.layers_used <= 20
+    )
     for reranker in (by_default, full, untrained):
         assert [row["corpus_id"] for row in reranker.rank(QUERY, PASSAGES)][::3] == [1, 3]
         scores = reranker.score(QUERY, PASSAGES[:3])

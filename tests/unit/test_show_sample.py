@@ -36,7 +36,11 @@ def test_the_prompt_is_shown_from_its_real_tokens(tmp_path: Path) -> None:
 
 def test_the_table_says_where_a_document_stands_and_what_it_beats(tmp_path: Path) -> None:
     folder = write_training_files(tmp_path)
-    rows = {line.split()[2]: line.split() for line in shown(folder, 0).splitlines() if line.strip().startswith("[") and "q1d" in line}
+    rows = {
+        line.split()[2]: line.split()
+        for line in shown(folder, 0).splitlines()
+        if line.strip().startswith("[") and "q1d" in line
+    }
     assert rows["q1d0"][:4] == ["[1]", "1", "q1d0", "2"]
     assert rows["q1d0"][5:] == ["[2]", "[5]"]
     assert rows["q1d3"][3] == "-"
@@ -46,7 +50,9 @@ def test_the_table_says_where_a_document_stands_and_what_it_beats(tmp_path: Path
 
 def test_colours_follow_the_grades_and_long_documents_are_cut(tmp_path: Path) -> None:
     folder = write_training_files(tmp_path)
-    assert "\x1b[31mpassage number 2" in shown(folder, 0, force_terminal=True, color_system="standard").replace("\x1b[31m ", "\x1b[31m")
+    assert "\x1b[31mpassage number 2" in shown(folder, 0, force_terminal=True, color_system="standard").replace(
+        "\x1b[31m ", "\x1b[31m"
+    )
     assert "passage number … (5 more words)" in shown(folder, 0, words=2)
 
 

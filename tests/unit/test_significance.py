@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from headrank.errors import InputError
 from headrank.evaluation.comparison import Settings, compare
 from headrank.evaluation.measures import Evaluation
-from headrank.evaluation.significance import EXACT_UP_TO, bootstrap_interval, holm, paired_randomisation, paired_t, paired_test
+from headrank.evaluation.significance import (
+    EXACT_UP_TO,
+    bootstrap_interval,
+    holm,
+    paired_randomisation,
+    paired_t,
+    paired_test,
+)
 from headrank.reports.comparison_text import render
 
 

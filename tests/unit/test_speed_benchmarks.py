@@ -1,4 +1,6 @@
-"""Benchmarks of speed and number formats: their arithmetic on made-up times, and their own yardsticks. No seconds are asserted."""
+"""Benchmarks of speed and number formats: their arithmetic on made-up times, and their own yardsticks. No seconds
+are asserted.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ def test_every_format_stands_against_its_own_floor_and_float32(capsys: pytest.Ca
     ways = {"float32": 6.0, "floor-float32": 4.0, "int8": 2.0, "floor-int8": 1.0}
     late_speed.show({"20": {name: [[cpu, cpu]] for name, cpu in ways.items()}})
     printed = capsys.readouterr().out
-    assert "float32 / its floor 1.50" in printed and "int8 / its floor 2.00" in printed and "float32 / int8 3.00 (goal 2)" in printed
+    assert (
+        "float32 / its floor 1.50" in printed
+        and "int8 / its floor 2.00" in printed
+        and "float32 / int8 3.00 (goal 2)" in printed
+    )
 
 
 def test_all_contenders_see_all_passages_in_every_round() -> None:

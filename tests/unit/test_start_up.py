@@ -20,7 +20,8 @@ from tests.tiny_models import make_tiny_model
 from tests.unit.test_late_reranker import HEADS, QUERIES, texts
 
 ROOT = Path(__file__).resolve().parents[2]
-# what a rerank may bring: the packages it works with, and nothing of training, evaluation, plots or transformers' modelling code
+# what a rerank may bring: the packages it works with, and nothing of training, evaluation, plots or transformers'
+# modelling code
 WANTED = {
     "headrank",
     "jinja2",
@@ -46,13 +47,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [json.dumps({"docid": f"d{number}", "title": "", "text": text}) for number, text in enumerate(texts(5))]
     (folder / "corpus.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "queries.tsv").write_text(f"q\t{QUERIES[0]}\n")
-    (folder / "run.bm25.txt").write_text("".join(f"q Q0 d{number} {number + 1} {9 - number} bm25\n" for number in range(5)))
+    (folder / "run.bm25.txt").write_text(
+        "".join(f"q Q0 d{number} {number + 1} {9 - number} bm25\n" for number in range(5))
+    )
     return folder
 
 
 def modules_after(code: str) -> set[str]:
     """The modules of a new interpreter after some code."""
-    done = subprocess.run([sys.executable, "-c", f"import sys\n{code}{ENDS}"], capture_output=True, text=True, check=False, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys\n{code}{ENDS}"], capture_output=True, text=True, check=False, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
     return set(json.loads(done.stdout.splitlines()[-1]))
 
@@ -66,15 +71,25 @@ def packages_beyond_python(modules: set[str]) -> set[str]:
 
 
 def test_help_version_and_the_package_itself_bring_no_other_package() -> None:
-    quiet = "import contextlib, io\nwith contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n    "
+    quiet = (
+        "import contextlib, io\nwith contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n    "
+    )
     assert packages_beyond_python(modules_after("import headrank")) == AT_ONCE
     for flag in ("--help", "--version"):
-        assert packages_beyond_python(modules_after(f"from headrank.commands import main\n{quiet}main(['{flag}'])")) == AT_ONCE
+        assert (
+            packages_beyond_python(modules_after(f"from headrank.commands import main\n{quiet}main(['{flag}'])"))
+            == AT_ONCE
+        )
 
 
 def test_no_verb_needs_torch_to_explain_itself() -> None:
-    code = f"from headrank.commands import build_verb_parser\nfor verb in {list(VERBS)}: build_verb_parser(verb).format_help()"
-    heavy = {"torch", "transformers", "scipy", "matplotlib", "pandas", "sklearn", "megatron"} & packages_beyond_python(modules_after(code))
+    code = (
+        f"from headrank.commands import build_verb_parser\nfor verb in {list(VERBS)}: "
+        "build_verb_parser(verb).format_help()"
+    )
+    heavy = {"torch", "transformers", "scipy", "matplotlib", "pandas", "sklearn", "megatron"} & packages_beyond_python(
+        modules_after(code)
+    )
     assert not heavy
 
 
@@ -93,14 +108,20 @@ def test_a_rerank_imports_the_packages_that_it_works_with_and_no_others(place: P
     assert packages_beyond_python(modules) <= WANTED
     ours = {name for name in modules if name.startswith("headrank.")}
     assert not {
-        name for name in ours if name.split(".")[1] in ("experiments", "reports", "serving", "selection", "evaluation", "generation")
+        name
+        for name in ours
+        if name.split(".")[1] in ("experiments", "reports", "serving", "selection", "evaluation", "generation")
     }
     assert not {"torch._dynamo", "torch._inductor", "torch.onnx"} & modules
 
 
-def test_the_tokenizer_is_loaded_once_and_the_weights_stay_in_their_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tokenizer_is_loaded_once_and_the_weights_stay_in_their_file(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded = []
-    monkeypatch.setattr(plain_tokenizer, "_json", lambda path, read=plain_tokenizer._json: loaded.append(path.name) or read(path))
+    monkeypatch.setattr(
+        plain_tokenizer, "_json", lambda path, read=plain_tokenizer._json: loaded.append(path.name) or read(path)
+    )
     reranker = HeadRankReranker.from_pretrained(place / "model", place / "heads.json", device="cpu", dtype="float32")
     reranker.rank(QUERIES[0], texts(5))
     assert loaded.count("tokenizer_config.json") == 1
@@ -118,7 +139,10 @@ def test_the_tokenizer_is_loaded_once_and_the_weights_stay_in_their_file(place: 
 
 
 def test_a_packed_decoder_gives_the_scores_of_the_plain_one(place: Path) -> None:
-    plain, packed = (HeadRankReranker.from_pretrained(place / "model", place / "heads.json", device="cpu", dtype="float32") for _ in "ab")
+    plain, packed = (
+        HeadRankReranker.from_pretrained(place / "model", place / "heads.json", device="cpu", dtype="float32")
+        for _ in "ab"
+    )
     pack(packed.reader.model)
     pack(packed.reader.model)  # twice is once
     kinds = {type(module) for module in packed.reader.model.modules()}
@@ -139,7 +163,9 @@ def test_weights_that_may_be_mapped_and_are_large_are_not_copied(place: Path, mo
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_queries_of_one_length_share_a_forward_and_keep_their_vectors(place: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+def test_queries_of_one_length_share_a_forward_and_keep_their_vectors(
+    place: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
     reranker = HeadRankReranker.from_pretrained(place / "model", place / "heads.json", device="cpu", dtype=dtype)
     pack(reranker.reader.model)
     late, rows = reranker.late, []

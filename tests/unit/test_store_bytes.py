@@ -1,4 +1,6 @@
-"""The figure of quality against bytes: its statistics are those of a forward, its forms shrink as they say, its files are written."""
+"""The figure of quality against bytes: its statistics are those of a forward, its forms shrink as they say, its
+files are written.
+"""
 
 from __future__ import annotations
 
@@ -25,29 +27,52 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_tiny_model(place / "model", "llama")
     write_corpus(place / "corpus.jsonl", texts(12))
     (place / "queries.tsv").write_text("".join(f"q{number}\t{query}\n" for number, query in enumerate(QUERIES)))
-    (place / "run.bm25.txt").write_text("".join(f"q{q} Q0 d{n} {n + 1} {50 - n} bm25\n" for q in range(3) for n in range(12)))
+    (place / "run.bm25.txt").write_text(
+        "".join(f"q{q} Q0 d{n} {n + 1} {50 - n} bm25\n" for q in range(3) for n in range(12))
+    )
     (place / "qrels.txt").write_text("".join(f"q{q} 0 d{n} {(n + q) % 3}\n" for q in range(3) for n in range(12)))
     HEADS.save(place / "heads.json")
-    command = ["index", "--model", str(place / "model"), "--heads", str(place / "heads.json"), "--collection", str(place)]
+    command = [
+        "index",
+        "--model",
+        str(place / "model"),
+        "--heads",
+        str(place / "heads.json"),
+        "--collection",
+        str(place),
+    ]
     command += ["--store", str(place / "store"), "--pairs", "all", "--dtype", "fp32", "--device", "cpu"]
     assert main(command) == 0
     return place
 
 
 def test_statistics_from_a_store_are_those_of_a_forward(place: Path) -> None:
-    lists = store_bytes.StoredLists(PassageStore(place / "store"), str(place / "model"), [Collection.open(place)], [], 12)
+    lists = store_bytes.StoredLists(
+        PassageStore(place / "store"), str(place / "model"), [Collection.open(place)], [], 12
+    )
     expected = LateStatistics(lists.late.reader, lists.late.heads.prompt, 3)
     exact, rounded, pooled = lists.ratios("fp32", 1), lists.ratios("int8", 1), lists.ratios("int8", 4)
     for index, one in enumerate(lists.lists):
         reference = expected.of(one.query, one.documents).ratios_NKR
         deviation = float(reference.astype(np.float32).std())
         assert np.abs(exact[index] - reference).max() < 0.01 * deviation + 0.01, "float16 rounds the reference"
-        assert 0 < np.abs(rounded[index] - exact[index]).mean() < np.abs(pooled[index] - exact[index]).mean() < deviation
+        assert (
+            0 < np.abs(rounded[index] - exact[index]).mean() < np.abs(pooled[index] - exact[index]).mean() < deviation
+        )
 
 
 def test_points_and_figure_are_written(place: Path, tmp_path: Path) -> None:
     output = tmp_path / "bytes.png"
-    command = ["--store", str(place / "store"), "--model", str(place / "model"), "--collection", str(place), "--depth", "12"]
+    command = [
+        "--store",
+        str(place / "store"),
+        "--model",
+        str(place / "model"),
+        "--collection",
+        str(place),
+        "--depth",
+        "12",
+    ]
     assert store_bytes.main([*command, "--pairs", "2", "4", "--folds", "3", "--output", str(output)]) == 0
     written = json.loads(output.with_suffix(".json").read_text())
     assert output.stat().st_size > 5000 and written["queries"] == 3 and written["layers"] == 3

@@ -48,7 +48,9 @@ def random_keys(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> list[torch.T
     return [constant + torch.randn(3, length, SIZE, generator=generator) for length in lengths]
 
 
-def stored(folder: Path, keys: Sequence[torch.Tensor], dtype: str, pool: int = 1) -> tuple[Scanner, list[Entry], StoredForm]:
+def stored(
+    folder: Path, keys: Sequence[torch.Tensor], dtype: str, pool: int = 1
+) -> tuple[Scanner, list[Entry], StoredForm]:
     """A store with these keys, and what scans it."""
     scales = measure_scales([part for part in keys if part.shape[1]], pool)
     pairs = tuple((layer, 0) for layer in range(3))
@@ -93,8 +95,12 @@ def test_a_pooled_key_counts_for_the_tokens_it_stands_for(tmp_path: Path, pool: 
     repeated = []
     for part in keys:
         groups = [part[:, start : start + pool] for start in range(0, part.shape[1], pool)]
-        repeated.append(torch.cat([group.mean(1, keepdim=True).expand_as(group) for group in groups], 1) if groups else part)
-    assert torch.allclose(scanner.scores([query], entries, WEIGHTS, OFFSETS, 0.1)[0], exact(query, repeated, 0.1), atol=1e-4)
+        repeated.append(
+            torch.cat([group.mean(1, keepdim=True).expand_as(group) for group in groups], 1) if groups else part
+        )
+    assert torch.allclose(
+        scanner.scores([query], entries, WEIGHTS, OFFSETS, 0.1)[0], exact(query, repeated, 0.1), atol=1e-4
+    )
     assert [entry.num_keys for entry in entries] == [-(-length // pool) for length in LENGTHS]
 
 
@@ -116,7 +122,9 @@ def test_no_list_order_or_batch_changes_a_score(tmp_path: Path, dtype: str) -> N
         draw = random.Random(seed)
         chosen = draw.sample(range(60), draw.choice([1, 2, 5, 17, 60]))
         some = draw.sample(range(4), draw.choice([1, 2, 4]))
-        scores = scanner.scores([queries[place] for place in some], [entries[place] for place in chosen], WEIGHTS, OFFSETS, 0.1)
+        scores = scanner.scores(
+            [queries[place] for place in some], [entries[place] for place in chosen], WEIGHTS, OFFSETS, 0.1
+        )
         assert float((scores - whole[some][:, chosen]).abs().max()) <= bound
 
 
@@ -124,7 +132,9 @@ def test_lists_longer_than_a_tile_and_passages_longer_than_a_tile(tmp_path: Path
     lengths = (TILE_TOKENS // 2, TILE_TOKENS // 2, 5, TILE_TOKENS + 3, 1)
     keys, query = random_keys(lengths), random_query(3)
     scanner, entries, _ = stored(tmp_path / "s", keys, "fp32")
-    assert torch.allclose(scanner.scores([query], entries, WEIGHTS, OFFSETS, 0.1)[0], exact(query, keys, 0.1), atol=1e-3)
+    assert torch.allclose(
+        scanner.scores([query], entries, WEIGHTS, OFFSETS, 0.1)[0], exact(query, keys, 0.1), atol=1e-3
+    )
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -146,7 +156,9 @@ def test_saturated_numbers_are_cut_and_counted() -> None:
     outlier[1, 3, 5] += 1000
     numbers, saturated = form.encode(outlier)
     assert saturated == 1 and numbers[1, 3, 5] == 127
-    assert float((form.decode(form.encode(keys[0])[0]) - keys[0]).abs().max()) <= float(form.scales.scale_AD.max()) * 0.51
+    assert (
+        float((form.decode(form.encode(keys[0])[0]) - keys[0]).abs().max()) <= float(form.scales.scale_AD.max()) * 0.51
+    )
 
 
 WORDS = "flea lives two three months floor concrete cost dollars rosin bow violin string warm host cycle".split()
@@ -154,7 +166,10 @@ WORDS = "flea lives two three months floor concrete cost dollars rosin bow violi
 
 def passages(count: int, seed: int = 0) -> list[tuple[str, str]]:
     draw = random.Random(seed)
-    made = [(draw.choice(["", "Title"]), " ".join(draw.choices(WORDS, k=draw.randrange(1, 25))) + f" {n}") for n in range(count)]
+    made = [
+        (draw.choice(["", "Title"]), " ".join(draw.choices(WORDS, k=draw.randrange(1, 25))) + f" {n}")
+        for n in range(count)
+    ]
     return [*made[:-1], ("", "")]
 
 
@@ -200,7 +215,8 @@ def test_int8_ranks_nearly_as_the_pass_without_a_store(model: Path, tmp_path: Pa
     some = passages(40)
     index(tmp_path / "s", model, some)
     expected, scores = (
-        r.score("how long does a flea live", documents_of(some)) for r in (reranker(model), reranker(model, store=tmp_path / "s"))
+        r.score("how long does a flea live", documents_of(some))
+        for r in (reranker(model), reranker(model, store=tmp_path / "s"))
     )
     assert np.corrcoef(expected[:-1], scores[:-1])[0, 1] > 0.99
 
@@ -212,7 +228,9 @@ def test_added_passages_are_stored_once_and_found_by_others(model: Path, tmp_pat
     adding = reranker(model, store=folder, store_add=True)
     first = adding.score("flea months", documents_of(some))
     assert len(PassageStore(folder)) == 12
-    assert np.array_equal(adding.score("flea months", documents_of(some)), first), "scored from the store the first time, too"
+    assert np.array_equal(adding.score("flea months", documents_of(some)), first), (
+        "scored from the store the first time, too"
+    )
     with pytest.raises(InputError, match="another process is writing"):
         index(folder, model, some)
     adding.key_source.close()  # type: ignore[attr-defined]
@@ -236,11 +254,14 @@ def test_a_readout_on_a_subset_of_the_pairs_is_served_and_others_are_refused(mod
     fewer = heads_of_pairs(every, [(0, 1), (2, 0), (3, 1)], num_groups=2)
     options = {"dtype": "float32"}
     plain = HeadRankReranker.from_pretrained(model, fewer, **options)  # type: ignore[arg-type]
-    with_store = HeadRankReranker.from_pretrained(model, fewer, store=tmp_path / "s", **options)  # type: ignore[arg-type]
+    options |= {"store": tmp_path / "s"}
+    with_store = HeadRankReranker.from_pretrained(model, fewer, **options)  # type: ignore[arg-type]
     expected = plain.score("flea", documents_of(some))
-    assert np.abs(with_store.score("flea", documents_of(some)) - expected).max() <= OF_A_LISTS_DEVIATION * expected.std()
+    assert (
+        np.abs(with_store.score("flea", documents_of(some)) - expected).max() <= OF_A_LISTS_DEVIATION * expected.std()
+    )
     with pytest.raises(InputError, match="cannot add passages"):
-        HeadRankReranker.from_pretrained(model, fewer, store=tmp_path / "s", store_add=True, **options)  # type: ignore[arg-type]
+        HeadRankReranker.from_pretrained(model, fewer, store_add=True, **options)  # type: ignore[arg-type]
     late = LateReader(AttentionReader.load(model, prompt=fewer.prompt), fewer)
     index_corpus(tmp_path / "few", late, lambda: some, IndexSettings())
     with pytest.raises(InputError, match="reads layer 0 group 0, .* and more, which the store does not hold"):

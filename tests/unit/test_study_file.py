@@ -53,7 +53,10 @@ def test_a_run_changes_what_it_names_and_shares_the_rest(tmp_path: Path) -> None
 
 def test_seeds_are_runs_that_differ_in_their_seed(tmp_path: Path) -> None:
     loaded = read_study(write(tmp_path), ["runs={}", "seeds=[4, 7]"])
-    assert {name: recipe.training and recipe.training.seed for name, recipe in loaded.recipes.items()} == {"seed-4": 4, "seed-7": 7}
+    assert {name: recipe.training and recipe.training.seed for name, recipe in loaded.recipes.items()} == {
+        "seed-4": 4,
+        "seed-7": 7,
+    }
 
 
 def test_a_study_cannot_be_changed_once_it_is_read(tmp_path: Path) -> None:
@@ -79,7 +82,9 @@ def test_a_study_cannot_be_changed_once_it_is_read(tmp_path: Path) -> None:
         ("about: a toy", "output: x", 2, ["'output' is a duplicate of", "study.yaml:1"]),
     ],
 )
-def test_a_mistake_is_one_line_with_its_place_and_the_nearest_name(tmp_path: Path, old: str, new: str, line: int, words: list[str]) -> None:
+def test_a_mistake_is_one_line_with_its_place_and_the_nearest_name(
+    tmp_path: Path, old: str, new: str, line: int, words: list[str]
+) -> None:
     said = refusal(write(tmp_path, STUDY.replace(old, new, 1)))
     assert f"study.yaml:{line}:" in said, said
     assert not [word for word in words if word not in said], said
@@ -96,7 +101,9 @@ def test_set_is_the_last_word(tmp_path: Path) -> None:
     loaded = read_study(write(tmp_path), ["training.lr=1e-5", "benchmarks.toy.depths=[5, 10]"], output="elsewhere")
     assert loaded.recipes["full"].training and loaded.recipes["full"].training.lr == 1e-5
     assert loaded.study.benchmarks["toy"].depths == [5, 10] and loaded.study.output == Path("elsewhere")
-    assert loaded.recipes["faster"].training and loaded.recipes["faster"].training.lr == 3e-4, "a run's own setting wins over the recipe's"
+    assert loaded.recipes["faster"].training and loaded.recipes["faster"].training.lr == 3e-4, (
+        "a run's own setting wins over the recipe's"
+    )
 
 
 def test_a_folder_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,11 +99,17 @@ def test_a_teacher_labels_every_collection_before_lists_and_readout_and_needs_no
     by_name = {phase.name: phase for phase in plan.phases}
     assert words(plan, "label/health")[-4:] == ["--only", "health.qids", "--output", "out/labels/health.teacher.trec"]
     for name in ("pairs", "held-out", "heads"):
-        assert "out/labels/web.teacher.trec" in words(plan, name) and {"label/web", "label/health"} <= set(by_name[name].needs)
+        assert "out/labels/web.teacher.trec" in words(plan, name) and {"label/web", "label/health"} <= set(
+            by_name[name].needs
+        )
         assert not any(path.name == "qrels.txt" for path in by_name[name].external)
     assert "40 300" in " ".join(words(plan, "pairs")) and "--adapter-only" in words(plan, "export")
     fitted_again = words(plan, "reselect")
-    assert fitted_again[fitted_again.index("--model") + 1] == fitted_again[fitted_again.index("--prompt-of") + 1] == "out/round-1/hf"
+    assert (
+        fitted_again[fitted_again.index("--model") + 1]
+        == fitted_again[fitted_again.index("--prompt-of") + 1]
+        == "out/round-1/hf"
+    )
     assert "--adapter-only" not in words(plan, "model") and words(plan, "model")[-1] == "out/model"
 
 
@@ -133,7 +139,10 @@ def test_training_seeds_are_the_seeds_of_one_row_and_variants_of_the_untrained_m
             {"method": "headrank", "model": "final", "name": "ours"},
         ),
     )
-    found = [(each.cell.method, each.cell.model and each.cell.model.name, each.cell.model and each.cell.model.seed) for each in plan.cells]
+    found = [
+        (each.cell.method, each.cell.model and each.cell.model.name, each.cell.model and each.cell.model.seed)
+        for each in plan.cells
+    ]
     assert found == [
         ("headrank+untrained", "tiny", None),
         ("headrank+control-1", "tiny", None),
@@ -186,11 +195,20 @@ def test_settings_of_a_benchmark_are_its_own() -> None:
     plan = planned(
         benchmarks={
             "short": {"collection": "toy", "depths": [10], "max_words": 64},
-            "long": {"collection": "toy", "depths": [20], "max_words": 128, "measures": ["R@5"], "queries": "some.qids"},
+            "long": {
+                "collection": "toy",
+                "depths": [20],
+                "max_words": 128,
+                "measures": ["R@5"],
+                "queries": "some.qids",
+            },
         },
         measure=rows({"method": "icr"}),
     )
-    found = {each.cell.benchmark.name: (each.cell.depth, each.settings.max_words, each.cell.benchmark.measures) for each in plan.cells}
+    found = {
+        each.cell.benchmark.name: (each.cell.depth, each.settings.max_words, each.cell.benchmark.measures)
+        for each in plan.cells
+    }
     assert found == {"short": (10, 64, ("nDCG@10",)), "long": (20, 128, ("R@5",))}
 
 
@@ -212,7 +230,9 @@ def test_a_row_with_fuse_reads_the_row_that_is_the_same_without() -> None:
         ({"method": "core", "heads": "core"}, [], ["'core'", "heads.methods"]),
     ],
 )
-def test_a_row_that_reads_what_nothing_makes_is_refused(row: dict[str, object], changes: list[str], words: list[str]) -> None:
+def test_a_row_that_reads_what_nothing_makes_is_refused(
+    row: dict[str, object], changes: list[str], words: list[str]
+) -> None:
     with pytest.raises(InputError) as caught:
         planned(*changes, measure=rows(row))
     assert "study.yaml" in str(caught.value) and not [word for word in words if word not in str(caught.value)]
@@ -252,7 +272,10 @@ def test_an_unknown_phase_names_those_there_are() -> None:
 def test_retrieved_collections_lie_in_the_studys_folder() -> None:
     plan = planned("data.collections=[dl21, local]", retrieve={"index": "x", "topics": {"dl21": "dl21-passage"}})
     pairs = words(plan, "pairs")
-    assert [pairs[place + 1] for place, word in enumerate(pairs) if word == "--collection"] == ["out/collections/dl21", "local"]
+    assert [pairs[place + 1] for place, word in enumerate(pairs) if word == "--collection"] == [
+        "out/collections/dl21",
+        "local",
+    ]
     assert "retrieve/dl21" in next(phase for phase in plan.phases if phase.name == "pairs").needs
 
 
@@ -272,7 +295,9 @@ def test_without_held_out_queries_the_last_checkpoint_is_exported_and_with_them_
     assert source(planned()) == "out/round-1/train"
     plan = planned("data.held_out_queries=held.qids", "held_out_pairs={depth: 7}")
     assert source(plan) == "out/round-1/train/best"
-    assert "--only held.qids --depth 7" in " ".join(words(plan, "held-out")) and "--depth 100" in " ".join(words(plan, "pairs"))
+    assert "--only held.qids --depth 7" in " ".join(words(plan, "held-out")) and "--depth 100" in " ".join(
+        words(plan, "pairs")
+    )
 
 
 def test_given_heads_are_trained_and_not_selected_before() -> None:
@@ -306,7 +331,10 @@ def test_kept_steps_are_models_with_heads_of_their_own_and_rows_of_the_tables() 
     steps = {"training": {"global_batch_size": 4, "lr": 1e-4, "keep_steps": [10, 20], "stop_after": 25}}
     plan = planned(**steps, measure=rows({"method": "headrank", "model": "steps"}))
     train = words(plan, "train")
-    assert train[train.index("--headrank-keep-iters") + 1 :][:2] == ["10", "20"] and train[train.index("--headrank-stop-after") + 1] == "25"
+    assert (
+        train[train.index("--headrank-keep-iters") + 1 :][:2] == ["10", "20"]
+        and train[train.index("--headrank-stop-after") + 1] == "25"
+    )
     assert "out/round-1/train/iter_0000010" in words(plan, "export/step-10")
     assert "out/round-1/step-10/heads.json" in words(plan, "model/step-10")
     assert [each.cell.method for each in plan.cells] == ["headrank+step-10", "headrank+step-20"]
@@ -335,13 +363,19 @@ def test_a_baseline_as_published_has_heads_and_a_prompt_of_its_own_beside_the_co
     )
     core = words(plan, "selection/core-published")
     assert core[core.index("--prompt") + 1] == "core" and core[core.index("--contrast") + 1] == "irrelevant"
-    assert "--top-k" not in core and words(plan, "selection/qr-8")[words(plan, "selection/qr-8").index("--top-k") + 1] == "8"
+    assert (
+        "--top-k" not in core
+        and words(plan, "selection/qr-8")[words(plan, "selection/qr-8").index("--top-k") + 1] == "8"
+    )
     niah = words(plan, "selection/long-niah")
     assert niah[niah.index("--haystack-words") + 1 :][:2] == ["300", "6000"]
     assert "--paragraphs" in words(plan, "selection/nq-core") and "--depth" not in words(plan, "selection/nq-core")
     cells = {each.cell.method: each for each in plan.cells}
     assert cells["core"].settings.prompt is None and cells["core+published"].settings.prompt == "core"
-    assert cells["core+published"].cell.heads == "out/heads.core-published.json" and cells["core"].cell.heads == "out/heads.core.json"
+    assert (
+        cells["core+published"].cell.heads == "out/heads.core-published.json"
+        and cells["core"].cell.heads == "out/heads.core.json"
+    )
     assert cells["icr+published"].cell.order == "retriever"  # of the prompt, which turns the list round
 
 
@@ -356,12 +390,23 @@ def test_without_alps_the_same_pairs_select_and_train() -> None:
 def test_the_papers_presets_select_heads_and_measure_as_the_paper_does(size: str) -> None:
     plan = plan_study(read_study(Path(__file__).resolve().parents[2] / "configs" / f"paper_qwen3_{size}.yaml"))
     heads = words(plan, "heads")
-    for flag, value in (("--depth", "100"), ("--temperature", "0.001"), ("--entropy-weight", "0.1"), ("--permutations", "0")):
+    for flag, value in (
+        ("--depth", "100"),
+        ("--temperature", "0.001"),
+        ("--entropy-weight", "0.1"),
+        ("--permutations", "0"),
+    ):
         assert heads[heads.index(flag) + 1] == value
     depths = {each.cell.benchmark.name: each.cell.depth for each in plan.cells}
-    assert {name for name, depth in depths.items() if depth == 20} == {"hotpotqa", "2wiki", "musique"} and len(depths) == 14
+    assert {name for name, depth in depths.items() if depth == 20} == {"hotpotqa", "2wiki", "musique"} and len(
+        depths
+    ) == 14
     assert {each.settings.batch_size for each in plan.cells} == {16}
-    ablations = {each.cell.method for each in plan.cells if each.cell.method.startswith("headrank+") and "step" not in each.cell.method}
+    ablations = {
+        each.cell.method
+        for each in plan.cells
+        if each.cell.method.startswith("headrank+") and "step" not in each.cell.method
+    }
     wanted = {"sft", "all-heads", "no-gate", "no-alps", "no-omega", "no-prox"}
     assert ablations == ({f"headrank+{name}" for name in wanted} if size == "0.6b" else set())
 
@@ -402,7 +447,9 @@ def test_the_study_of_the_claims_holds_every_query_out_once_and_pools_the_folds(
     for each in plan.cells:  # what is measured on a fold was trained on the other
         if each.cell.method in trained:
             fold = each.cell.benchmark.name[-1]
-            assert f"/{'a' if fold == 'b' else 'b'}-" in each.cell.model.path and str(each.settings.only).endswith(f"fold-{fold}.qids")
+            assert f"/{'a' if fold == 'b' else 'b'}-" in each.cell.model.path and str(each.settings.only).endswith(
+                f"fold-{fold}.qids"
+            )
     folds = [{line.split()[0] for line in (root / "results" / "queries" / f"fold-{fold}.qids").open()} for fold in "ab"]
     assert not folds[0] & folds[1] and len(folds[0] | folds[1]) == 103
     assert words(plan, "report")[-4:-2] == ["--pool", "headrank+full"]

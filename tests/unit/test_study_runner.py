@@ -1,4 +1,6 @@
-"""The runner of a study with real processes (shells that write files): order, resumption, failures, signals, one runner at a time."""
+"""The runner of a study with real processes (shells that write files): order, resumption, failures, signals, one
+runner at a time.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,11 @@ def test_a_terminal_shows_what_runs_and_keeps_what_ended(tmp_path: Path) -> None
 def test_another_setting_does_the_phase_again_and_all_that_reads_it(tmp_path: Path) -> None:
     def phases(depth: int) -> list[Phase]:
         first = phase(tmp_path, "a", f"echo {depth} >$OUT", settings={"depth": depth})
-        return [first, phase(tmp_path, "b", "cp $DIR/a $OUT", needs=("a",), reads=(tmp_path / "a",)), phase(tmp_path, "c")]
+        return [
+            first,
+            phase(tmp_path, "b", "cp $DIR/a $OUT", needs=("a",), reads=(tmp_path / "a",)),
+            phase(tmp_path, "c"),
+        ]
 
     run(tmp_path, phases(20))
     shown = phase_states(phases(40))
@@ -102,7 +108,9 @@ def test_a_failure_blocks_what_needs_it_and_nothing_else(tmp_path: Path) -> None
     phases = [phase(tmp_path, "a", "echo sorry; exit 4"), phase(tmp_path, "b", needs=("a",)), phase(tmp_path, "c")]
     code, states, told = run(tmp_path, phases)
     assert code == 1 and states == {"a": "failed", "b": "blocked", "c": "done"}
-    assert any("exit code 4" in line and "logs/a.txt" in line for line in told) and any("sorry" in line for line in told)
+    assert any("exit code 4" in line and "logs/a.txt" in line for line in told) and any(
+        "sorry" in line for line in told
+    )
     assert run(tmp_path, [phase(tmp_path, "a")])[0] == 0, "a failed phase is done again"
 
 
@@ -133,7 +141,9 @@ def test_jobs_phases_are_at_work_at_a_time(tmp_path: Path) -> None:
     assert run(tmp_path, phases, jobs=2)[0] == 0
 
 
-def test_parallel_phases_see_one_gpu_each_and_one_of_several_processes_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parallel_phases_see_one_gpu_each_and_one_of_several_processes_is_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     wait = "echo x >$DIR/here.$NAME; while [ ! -e $DIR/here.{} ]; do sleep 0.02; done; echo $CUDA_VISIBLE_DEVICES >$OUT"
     phases = [phase(tmp_path, "a", wait.format("b")), phase(tmp_path, "b", wait.format("a"))]

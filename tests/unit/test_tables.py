@@ -1,4 +1,6 @@
-"""Tables: empty cells stay empty, averages need every column, marks follow the printed numbers, the paper's rows are labelled."""
+"""Tables: empty cells stay empty, averages need every column, marks follow the printed numbers, the paper's rows are
+labelled.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,11 @@ def table() -> Table:
 
 
 def rows_of(table: Table) -> list[list[str]]:
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in to_markdown(table).splitlines() if line.startswith("| ")]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in to_markdown(table).splitlines()
+        if line.startswith("| ")
+    ]
 
 
 def test_ours_stand_beside_the_papers_and_the_papers_say_so(table: Table) -> None:
@@ -112,7 +118,8 @@ def test_numbers_that_print_alike_share_the_mark() -> None:
 
 def test_several_seeds_become_mean_and_deviation() -> None:
     table = build_table(
-        TableSpec("t", "t", COLUMNS), [cell("headrank", value=value, seed=seed) for seed, value in enumerate((0.5, 0.52, 0.54))]
+        TableSpec("t", "t", COLUMNS),
+        [cell("headrank", value=value, seed=seed) for seed, value in enumerate((0.5, 0.52, 0.54))],
     )
     assert "52.00±2.00" in to_markdown(table)
     assert "± is the standard deviation over seeds." in to_markdown(table)
@@ -134,19 +141,35 @@ def test_cells_that_are_no_different_seeds_are_not_averaged(seeds: tuple[int | N
 
 
 def test_one_row_may_have_its_measures_in_two_cells() -> None:
-    recall = Cell(Path("other"), {"model": "Qwen3-0.6B", "method": "icr", "benchmark": "dl19", "measures": {"R@5": 0.4}})
+    recall = Cell(
+        Path("other"), {"model": "Qwen3-0.6B", "method": "icr", "benchmark": "dl19", "measures": {"R@5": 0.4}}
+    )
     table = overview_table([cell("icr"), recall], "ours", measures=["nDCG@10", "R@5"])
     assert [value.text for value in table.rows[0].values.values()] == ["50.00", "40.00"]
 
 
 @pytest.mark.parametrize(
     ("depths", "depth", "mark"),
-    [((40,), 40, "(paper)"), ((40,), 20, "(paper, top 40)"), ((40, 20), 20, "(paper, top 40 and 20)"), ((20,), 0, "(paper, top 20)")],
+    [
+        ((40,), 40, "(paper)"),
+        ((40,), 20, "(paper, top 40)"),
+        ((40, 20), 20, "(paper, top 40 and 20)"),
+        ((20,), 0, "(paper, top 20)"),
+    ],
 )
-def test_the_papers_rows_name_their_depth_where_it_is_not_the_tables(depths: tuple[int, ...], depth: int, mark: str) -> None:
+def test_the_papers_rows_name_their_depth_where_it_is_not_the_tables(
+    depths: tuple[int, ...], depth: int, mark: str
+) -> None:
     cells = [replace(one, metrics={**one.metrics, "depth": depth}) for one in CELLS]
     table = build_table(replace(SPEC, depths=depths), cells)
-    assert [row[1] for row in rows_of(table)[1:]] == ["BM25", f"*BM25 {mark}*", "ICR", f"*ICR {mark}*", "HeadRank", f"*HeadRank {mark}*"]
+    assert [row[1] for row in rows_of(table)[1:]] == [
+        "BM25",
+        f"*BM25 {mark}*",
+        "ICR",
+        f"*ICR {mark}*",
+        "HeadRank",
+        f"*HeadRank {mark}*",
+    ]
     assert rf"\textit{{ICR {mark}}}" in to_latex(table)
     assert f"ICR {mark}</th>" in to_html(table)
 
@@ -197,7 +220,9 @@ def test_latex_escapes_every_special_character() -> None:
 
 
 def test_two_measures_have_two_averages() -> None:
-    columns = tuple(Column(name, measure, measure, name) for name in ("hotpotqa", "2wiki") for measure in ("R@2", "R@5"))
+    columns = tuple(
+        Column(name, measure, measure, name) for name in ("hotpotqa", "2wiki") for measure in ("R@2", "R@5")
+    )
     cells = [
         Cell(Path(name), {"model": "m", "method": "icr", "benchmark": name, "measures": {"R@2": 0.4, "R@5": 0.6}})
         for name in ("hotpotqa", "2wiki")
@@ -214,7 +239,9 @@ def test_the_same_cells_give_the_same_bytes_in_any_order() -> None:
 
 
 def test_overview_takes_the_leading_measure_of_each_benchmark() -> None:
-    hotpot = Cell(Path("x"), {"model": "m", "method": "icr", "benchmark": "hotpotqa100", "measures": {"R@2": 0.4, "R@5": 0.6}})
+    hotpot = Cell(
+        Path("x"), {"model": "m", "method": "icr", "benchmark": "hotpotqa100", "measures": {"R@2": 0.4, "R@5": 0.6}}
+    )
     table = overview_table([cell("icr", model="m"), hotpot], "ours")
     assert [column.key for column in table.columns] == [("dl19", "nDCG@10"), ("hotpotqa100", "R@2")]
 

@@ -21,7 +21,10 @@ from tests.toy_collections import make_collection
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "flea", "host", "warm", "cycle", "stone", "river", "salt", "harbour"]
 CLOSE = 1e-5  # one forward of float32 against batches with padding
 LISTS = [
-    ("warm host", [Document("a", "flea", "cycle host warm"), Document("b", "", "stone river salt salt river stone harbour")]),
+    (
+        "warm host",
+        [Document("a", "flea", "cycle host warm"), Document("b", "", "stone river salt salt river stone harbour")],
+    ),
     ("river", [Document("c", "", "salt")]),
     ("flea cycle", [Document("d", "", ""), Document("e", "stone", "river"), Document("f", "", "warm " * 30)]),
 ]
@@ -43,7 +46,12 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("teacher") / "tiny-bert"
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=len(WORDS), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, num_labels=1
+        vocab_size=len(WORDS),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        num_labels=1,
     )
     model = BertForSequenceClassification(config).eval()
     for parameter in model.parameters():
@@ -77,7 +85,9 @@ def sum_of_ids_model() -> bytes:
         return field(1, name.encode()) + field(2, field(1, field(1, kind) + field(2, shape)))
 
     def node(kind: str, inputs: list[str], output: str, *attributes: bytes) -> bytes:
-        named = b"".join(field(1, name.encode()) for name in inputs) + field(2, output.encode()) + field(4, kind.encode())
+        named = (
+            b"".join(field(1, name.encode()) for name in inputs) + field(2, output.encode()) + field(4, kind.encode())
+        )
         return field(1, named + b"".join(field(5, attribute) for attribute in attributes))
 
     def integer(name: str, number: int) -> bytes:
@@ -109,7 +119,9 @@ def by_hand(query: str, document: Document, max_tokens: int) -> float:
 
 @pytest.mark.parametrize("batch_size", [1, 2, 16])
 @pytest.mark.parametrize("max_tokens", [12, 320])
-def test_an_onnx_folders_scores_equal_a_sum_by_hand_whatever_the_batch(onnx_folder: Path, batch_size: int, max_tokens: int) -> None:
+def test_an_onnx_folders_scores_equal_a_sum_by_hand_whatever_the_batch(
+    onnx_folder: Path, batch_size: int, max_tokens: int
+) -> None:
     pytest.importorskip("onnxruntime", reason="needs the extra 'teacher'")
     teacher = open_teacher(TeacherSpec(str(onnx_folder), batch_size=batch_size, max_tokens=max_tokens))
     expected = [[by_hand(query, document, max_tokens) for document in documents] for query, documents in LISTS]
@@ -119,7 +131,15 @@ def test_an_onnx_folders_scores_equal_a_sum_by_hand_whatever_the_batch(onnx_fold
 def test_an_onnx_folder_is_labelled_from_the_command_line(onnx_folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="needs the extra 'teacher'")
     make_collection(tmp_path / "web", {"q1": [None] * 3})
-    words = ["label", "--collection", str(tmp_path / "web"), "--teacher", str(onnx_folder), "--output", str(tmp_path / "run.trec")]
+    words = [
+        "label",
+        "--collection",
+        str(tmp_path / "web"),
+        "--teacher",
+        str(onnx_folder),
+        "--output",
+        str(tmp_path / "run.trec"),
+    ]
     assert main(words) == 0 and len(read_run(tmp_path / "run.trec")["q1"]) == 3
     known = json.loads((tmp_path / "run.trec.json").read_text())["inputs"]["teacher"]
     assert known["kind"] == "onnx" and known["max_tokens"] == 320 and len(known["model_sha256"]) == 16
@@ -155,7 +175,12 @@ def test_a_classifier_of_three_classes_is_no_teacher(bert: Path, tmp_path: Path)
     from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
     config = BertConfig(
-        vocab_size=len(WORDS), hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48, num_labels=3
+        vocab_size=len(WORDS),
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=48,
+        num_labels=3,
     )
     BertForSequenceClassification(config).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)

@@ -21,7 +21,9 @@ from tests.tiny_models import tiny_config
 REQUIRED = ["--headrank-model", "m", "--headrank-heads", "h.json", "--train-data-path", "d", "--lr", "1e-5"]
 FLAGS = [flag for flags in MEGATRON_FLAGS.values() for flag in flags] + HEADRANK_FLAGS
 FLOAT_FLAGS = [name for name, options in FLAGS if options.get("type") is float]
-PATH_FLAGS = [name for name, options in FLAGS if options.get("metavar") in ("DIR", "FILE") and options["default"] is None]
+PATH_FLAGS = [
+    name for name, options in FLAGS if options.get("metavar") in ("DIR", "FILE") and options["default"] is None
+]
 
 
 def config(*flags: str, world_size: int = 1):
@@ -36,7 +38,11 @@ def config(*flags: str, world_size: int = 1):
         (["--context-parallel-size", "2"], 2, "remove it"),
         (["--context-parallel-size", "-1"], 1, "--context-parallel-size -1 is not supported"),
         (["--recompute-granularity", "full", "--recompute-num-layers", "5"], 1, "use 1, or --recompute-method block"),
-        (["--recompute-method", "block", "--recompute-granularity", "full"], 1, "--recompute-method block needs --recompute-num-layers"),
+        (
+            ["--recompute-method", "block", "--recompute-granularity", "full"],
+            1,
+            "--recompute-method block needs --recompute-num-layers",
+        ),
         (["--recompute-method", "uniform"], 1, "goes with --recompute-granularity full"),
         (["--recompute-modules", "mlp"], 1, "goes with --recompute-granularity selective"),
         (["--fp16"], 1, "--bf16"),
@@ -65,7 +71,11 @@ def config(*flags: str, world_size: int = 1):
             2,
             "--tp-comm-overlap overlaps what --sequence-parallel sends; add it",
         ),
-        (["--tp-comm-overlap", "--sequence-parallel"], 1, "--tp-comm-overlap has buffers of one size; add --seq-length N"),
+        (
+            ["--tp-comm-overlap", "--sequence-parallel"],
+            1,
+            "--tp-comm-overlap has buffers of one size; add --seq-length N",
+        ),
         (["--fp8-format", "hybrid"], 1, "--fp8-format hybrid goes with --bf16; add it"),
         (["--profile", "--profile-step-start", "12"], 1, "--profile-step-end 12 is not after --profile-step-start 12"),
         (["--use-pytorch-profiler", "--save", "run"], 1, "--use-pytorch-profiler goes with --profile"),
@@ -73,10 +83,22 @@ def config(*flags: str, world_size: int = 1):
         (["--headrank-megatron-flags=--async-save"], 1, "go with --headrank-trainer megatron; add it"),
         (["--finetune"], 1, "add --load or --pretrained-checkpoint"),
         (["--finetune", "--load", "run", "--save", "./other/../run/"], 1, "another --save"),
-        (["--finetune", "--load", "run", "--pretrained-checkpoint", "base"], 1, "--load run and --pretrained-checkpoint base are given"),
+        (
+            ["--finetune", "--load", "run", "--pretrained-checkpoint", "base"],
+            1,
+            "--load run and --pretrained-checkpoint base are given",
+        ),
         (["--headrank-permutations", "-1"], 1, "--headrank-permutations -1 must be from 0 to 100"),
-        (["--headrank-with-retriever-order"], 1, "--headrank-with-retriever-order goes with shuffles; add --headrank-permutations"),
-        (["--headrank-permutations", "101"], 1, "--headrank-permutations 101 must be from 0 to 100: each is another order"),
+        (
+            ["--headrank-with-retriever-order"],
+            1,
+            "--headrank-with-retriever-order goes with shuffles; add --headrank-permutations",
+        ),
+        (
+            ["--headrank-permutations", "101"],
+            1,
+            "--headrank-permutations 101 must be from 0 to 100: each is another order",
+        ),
         (["--override-opt-param-scheduler", "--use-checkpoint-opt-param-scheduler"], 1, "give one"),
     ],
 )
@@ -89,10 +111,19 @@ def test_full_fine_tuning_is_the_default_and_alpha_is_twice_the_rank_unless_give
     assert config().lora is None
     assert config("--headrank-lora-rank", "8").lora == LoraSettings(8, 16.0)
     chosen = config(
-        "--headrank-lora-rank", "8", "--headrank-lora-alpha", "3", "--headrank-lora-targets", "up_proj", "q_proj", "q_proj"
+        "--headrank-lora-rank",
+        "8",
+        "--headrank-lora-alpha",
+        "3",
+        "--headrank-lora-targets",
+        "up_proj",
+        "q_proj",
+        "q_proj",
     ).lora
     assert chosen == LoraSettings(8, 3.0, ("q_proj", "up_proj")) and chosen.scale == 3 / 8
-    assert config(*chosen.flags.split()).lora == chosen and config(*LoraSettings(8, 16.0).flags.split()).lora == LoraSettings(8, 16.0)
+    assert config(*chosen.flags.split()).lora == chosen and config(
+        *LoraSettings(8, 16.0).flags.split()
+    ).lora == LoraSettings(8, 16.0)
 
 
 @pytest.mark.parametrize("value", ["inf", "nan", "-inf"])
@@ -119,7 +150,11 @@ ZERO_OR_MORE = """
     [
         *((flag, value, "must be above 0") for flag in ABOVE_ZERO for value in ("0", "-5")),
         *((flag, "-5", "must not be below 0") for flag in ZERO_OR_MORE),
-        *((flag, value, "must be at least 0") for flag in ("adam-beta1", "adam-beta2", "lr-warmup-fraction") for value in ("1", "-5")),
+        *(
+            (flag, value, "must be at least 0")
+            for flag in ("adam-beta1", "adam-beta2", "lr-warmup-fraction")
+            for value in ("1", "-5")
+        ),
     ],
 )
 def test_a_number_out_of_range_is_refused_by_its_flag(flag, value, words):
@@ -140,7 +175,9 @@ def test_what_looks_alike_but_is_meant_is_accepted(tmp_path):
     assert config("--finetune", "--pretrained-checkpoint", str(tmp_path), "--save", other).finetune
     assert config("--lr-warmup-iters", "0", "--lr-warmup-fraction", "0.1").schedule.lr_warmup_fraction == 0.1
     assert config("--lr-warmup-iters", "4", "--train-iters", "4").schedule.lr_warmup_iters == 4
-    assert config("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1").recompute
+    assert config(
+        "--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"
+    ).recompute
     assert config("--headrank-permutations", "100", "--wandb-project", "").permutations == 100
     assert config("--headrank-permutations", "2", "--headrank-with-retriever-order").with_retriever_order
 
@@ -245,7 +282,10 @@ def test_every_flag_is_explained_by_a_sentence():
 
 
 def test_help_answers_without_torch():
-    code = "import sys, megatron_patches.training.arguments as a; a.build_parser().format_help(); sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, megatron_patches.training.arguments as a; a.build_parser().format_help(); sys.exit('torch' in "
+        "sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -253,13 +293,16 @@ def test_abbreviated_flags_are_not_accepted_and_said_so_in_one_line(capsys):
     with pytest.raises(SystemExit, match="2"):
         build_parser().parse_args(["--train-iter", "5"])
     assert capsys.readouterr().err == (
-        "pretrain_headrank.py: unrecognized arguments: --train-iter 5; did you mean --train-iters?; see 'pretrain_headrank.py --help'\n"
+        "pretrain_headrank.py: unrecognized arguments: --train-iter 5; did you mean --train-iters?; see "
+        "'pretrain_headrank.py --help'\n"
     )
 
 
 def test_stopping_early_leaves_the_schedule_as_it_is():
     whole = config("--headrank-epochs", "1", "--global-batch-size", "32").with_length(91_000)
-    early = config("--headrank-epochs", "1", "--global-batch-size", "32", "--headrank-stop-after", "1800").with_length(91_000)
+    early = config("--headrank-epochs", "1", "--global-batch-size", "32", "--headrank-stop-after", "1800").with_length(
+        91_000
+    )
     assert (whole.train_iters, early.train_iters) == (2844, 1800)
     assert whole.schedule.lr_decay_iters is None and early.schedule.lr_decay_iters == 2844
     later = config("--train-iters", "100", "--headrank-stop-after", "500").with_length(10)

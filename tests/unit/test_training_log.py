@@ -1,4 +1,6 @@
-"""What a run says, and how held-out quality is measured: Megatron's field order, signed JSON lines, NDCG as trec_eval has it."""
+"""What a run says, and how held-out quality is measured: Megatron's field order, signed JSON lines, NDCG as
+trec_eval has it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,18 @@ from megatron_patches.training.exits import ExitDecision
 from megatron_patches.training.held_out import evaluate, list_ndcg, preference_accuracy
 from megatron_patches.training.training_log import MetricsWriter, iteration_line
 
-REQUIRED = ["--headrank-model", "m", "--headrank-heads", "h", "--train-data-path", "d", "--lr", "1e-5", "--train-iters", "9"]
+REQUIRED = [
+    "--headrank-model",
+    "m",
+    "--headrank-heads",
+    "h",
+    "--train-data-path",
+    "d",
+    "--lr",
+    "1e-5",
+    "--train-iters",
+    "9",
+]
 
 
 @pytest.fixture
@@ -74,7 +87,9 @@ def test_events_of_steps_that_will_be_done_again_are_cut_off(config):
     assert rows(config) == []
 
 
-@pytest.mark.parametrize("line", [b"[]", b"5", b"{}", b'{"iteration": "1"}', b'{"iteration": true}', b'{"iteration": 1.5}', b'"\xff"'])
+@pytest.mark.parametrize(
+    "line", [b"[]", b"5", b"{}", b'{"iteration": "1"}', b'{"iteration": true}', b'{"iteration": 1.5}', b'"\xff"']
+)
 @pytest.mark.parametrize("is_writer", [True, False])
 def test_a_damaged_line_is_named_and_nothing_is_rewritten(config, line, is_writer):
     MetricsWriter(config, 0, is_writer=True).write("train", 1, {})
@@ -97,7 +112,9 @@ def test_other_ranks_write_nothing(config, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("module", "change"), [("wandb", {"wandb_project": "p"}), ("torch.utils.tensorboard", {"tensorboard_dir": "t"})])
+@pytest.mark.parametrize(
+    ("module", "change"), [("wandb", {"wandb_project": "p"}), ("torch.utils.tensorboard", {"tensorboard_dir": "t"})]
+)
 def test_a_missing_optional_package_is_named(config, monkeypatch, module, change):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(InputError, match="pip install"):

@@ -1,4 +1,6 @@
-"""Training samples: every pair once an epoch, the same for the same seed, resumable, sharded, cached by what matters."""
+"""Training samples: every pair once an epoch, the same for the same seed, resumable, sharded, cached by what
+matters.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def encoder() -> PromptEncoder:
 
 def seen_pairs(samples: list[Sample]) -> Counter[tuple[str, int, int]]:
     """Pairs by context and retrieval ranks, whatever the order in the prompt."""
-    return Counter((s.context_id, int(s.retrieval_ranks[a]), int(s.retrieval_ranks[b])) for s in samples for a, b in s.pairs)
+    return Counter(
+        (s.context_id, int(s.retrieval_ranks[a]), int(s.retrieval_ranks[b])) for s in samples for a, b in s.pairs
+    )
 
 
 def all_pairs() -> Counter[tuple[str, int, int]]:
@@ -83,14 +87,18 @@ def test_one_pair_a_context_is_the_papers_pair_by_pair(folder: Path, encoder: Pr
     assert len(training_set) == training_set.num_pairs == sum(all_pairs().values())
 
 
-def test_an_epoch_of_contexts_shows_every_context_once_and_enough_epochs_every_pair_once(folder: Path, encoder: PromptEncoder) -> None:
+def test_an_epoch_of_contexts_shows_every_context_once_and_enough_epochs_every_pair_once(
+    folder: Path, encoder: PromptEncoder
+) -> None:
     training_set = TrainingSet(folder, encoder, pairs_per_context=2, epoch="contexts")
     assert len(training_set) == len(GRADES)
     for epoch in range(3):
         assert sorted(sample.context_id for sample in epoch_of(training_set, epoch)) == sorted(GRADES)
     wanted = [pair for pair in all_pairs() if pair[0] == "b/q3"]
     epochs = -(-len(wanted) // 2)
-    samples = [sample for epoch in range(epochs) for sample in epoch_of(training_set, epoch) if sample.context_id == "b/q3"]
+    samples = [
+        sample for epoch in range(epochs) for sample in epoch_of(training_set, epoch) if sample.context_id == "b/q3"
+    ]
     assert seen_pairs(samples) == Counter(wanted)
 
 
@@ -106,14 +114,18 @@ def test_samples_describe_the_list_in_prompt_order(folder: Path, encoder: Prompt
             assert (permutation != 0) or (order == np.arange(len(listed))).all()
             assert sample.grades.tolist() == [-1 if listed[i] is None else listed[i] for i in order]
             assert seen_pairs([sample]) == Counter({pair: 1 for pair in all_pairs() if pair[0] == context_id})
-            expected = encoder.encode(f"what is {query_id}", [("", f"passage number {i} of {query_id} about fleas") for i in order])
+            expected = encoder.encode(
+                f"what is {query_id}", [("", f"passage number {i} of {query_id} about fleas") for i in order]
+            )
             np.testing.assert_array_equal(sample.encoded.input_ids, expected.input_ids)
             for field in dataclasses.fields(expected):
                 if field.name != "input_ids":
                     assert getattr(sample.encoded, field.name) == getattr(expected, field.name)
 
 
-@pytest.mark.parametrize(("options", "order"), [({}, 0), ({"permutations": 2}, 1), ({"permutations": 2, "with_retriever_order": True}, 1)])
+@pytest.mark.parametrize(
+    ("options", "order"), [({}, 0), ({"permutations": 2}, 1), ({"permutations": 2, "with_retriever_order": True}, 1)]
+)
 def test_held_out_lists_are_read_in_their_first_shuffle_where_there_is_one(
     folder: Path, encoder: PromptEncoder, options: dict[str, Any], order: int
 ) -> None:
@@ -142,7 +154,9 @@ def test_the_seed_and_the_epoch_decide_the_samples_and_nothing_else_does(folder:
 
 def test_orders_of_documents_do_not_depend_on_the_training_seed(folder: Path, encoder: PromptEncoder) -> None:
     one, two, other = (
-        TrainingSet(folder, encoder, seed=seed, permutations=2, permutation_seed=orders).whole_context(2, 1).retrieval_ranks.tolist()
+        TrainingSet(folder, encoder, seed=seed, permutations=2, permutation_seed=orders)
+        .whole_context(2, 1)
+        .retrieval_ranks.tolist()
         for seed, orders in [(1, 0), (2, 0), (1, 9)]
     )
     assert one == two != other
@@ -150,7 +164,10 @@ def test_orders_of_documents_do_not_depend_on_the_training_seed(folder: Path, en
 
 def test_all_orders_of_a_context_take_their_turn(folder: Path, encoder: PromptEncoder) -> None:
     training_set = TrainingSet(folder, encoder, permutations=3, epoch="contexts")
-    turns = {name: [s.permutation for epoch in range(3) for s in epoch_of(training_set, epoch) if s.context_id == name] for name in GRADES}
+    turns = {
+        name: [s.permutation for epoch in range(3) for s in epoch_of(training_set, epoch) if s.context_id == name]
+        for name in GRADES
+    }
     assert all(sorted(turn) == [1, 2, 3] for turn in turns.values())
 
 
@@ -162,7 +179,9 @@ def test_where_a_sample_is_from_is_known_without_assembling_it(folder: Path, enc
         assert training_set.context_at(index) == (sample.context_index, sample.permutation)
 
 
-def test_ranks_share_the_samples_and_a_resumed_job_sees_what_the_first_would_have(folder: Path, encoder: PromptEncoder) -> None:
+def test_ranks_share_the_samples_and_a_resumed_job_sees_what_the_first_would_have(
+    folder: Path, encoder: PromptEncoder
+) -> None:
     training_set = TrainingSet(folder, encoder, 2)
     alone = list(islice(training_set.shard(0, 0, 1), 24))
     assert alone == list(range(24))
@@ -209,7 +228,9 @@ def test_the_cache_is_reused_and_changes_with_data_tokenizer_prompt_truncation_a
     expect(True, PromptEncoder(tokenizer, template))
 
 
-def test_the_cache_can_live_elsewhere_and_is_mapped_not_loaded(folder: Path, encoder: PromptEncoder, tmp_path: Path) -> None:
+def test_the_cache_can_live_elsewhere_and_is_mapped_not_loaded(
+    folder: Path, encoder: PromptEncoder, tmp_path: Path
+) -> None:
     training_set = TrainingSet(folder, encoder, permutations=7, cache_directory=tmp_path / "elsewhere")
     assert len([path for path in (tmp_path / "elsewhere").iterdir() if path.is_dir()]) == 1
     assert isinstance(training_set.cache.tokens, np.memmap)
@@ -218,7 +239,9 @@ def test_the_cache_can_live_elsewhere_and_is_mapped_not_loaded(folder: Path, enc
 def test_builders_that_start_together_build_one_cache(tmp_path: Path) -> None:
     folder = write_training_files(tmp_path)
     with ThreadPoolExecutor(4) as pool:  # each thread opens the lock file anew, as a process would
-        lengths = set(pool.map(lambda _: len(TrainingSet(folder, PromptEncoder(tiny_tokenizer(), PromptTemplate()))), range(4)))
+        lengths = set(
+            pool.map(lambda _: len(TrainingSet(folder, PromptEncoder(tiny_tokenizer(), PromptTemplate()))), range(4))
+        )
     assert len(lengths) == 1
     assert len(cache_names(folder)) == 1
 
@@ -242,10 +265,15 @@ def is_read_only(*_: object, **__: object) -> None:
 
 @pytest.mark.parametrize(
     ("place", "name", "fault", "reason"),
-    [(token_cache, "_write_rows", is_full, "No space left on device"), (tempfile, "mkdtemp", is_read_only, "Read-only file system")],
+    [
+        (token_cache, "_write_rows", is_full, "No space left on device"),
+        (tempfile, "mkdtemp", is_read_only, "Read-only file system"),
+    ],
     ids=["full", "read-only"],
 )
-def test_a_folder_that_cannot_hold_the_cache_is_named_in_one_line(tmp_path, monkeypatch, encoder, place, name, fault, reason) -> None:
+def test_a_folder_that_cannot_hold_the_cache_is_named_in_one_line(
+    tmp_path, monkeypatch, encoder, place, name, fault, reason
+) -> None:
     folder = write_training_files(tmp_path)
     monkeypatch.setattr(place, name, fault)
     with pytest.raises(array_folder.UnwritableCache) as raised:
@@ -254,7 +282,9 @@ def test_a_folder_that_cannot_hold_the_cache_is_named_in_one_line(tmp_path, monk
     assert str(raised.value) == expected and cache_names(folder) == set()
 
 
-def test_a_finished_cache_is_used_where_nothing_can_be_written(tmp_path: Path, monkeypatch, encoder: PromptEncoder) -> None:
+def test_a_finished_cache_is_used_where_nothing_can_be_written(
+    tmp_path: Path, monkeypatch, encoder: PromptEncoder
+) -> None:
     folder = write_training_files(tmp_path)
     length = len(TrainingSet(folder, encoder))
     monkeypatch.setattr(Path, "mkdir", is_read_only)
@@ -272,7 +302,9 @@ def test_a_finished_cache_is_used_where_nothing_can_be_written(tmp_path: Path, m
         ({"rejected": 5}, "'rejected' is 5"),
     ],
 )
-def test_pairs_that_do_not_fit_their_contexts_are_named(tmp_path: Path, encoder: PromptEncoder, change: dict, words: str) -> None:
+def test_pairs_that_do_not_fit_their_contexts_are_named(
+    tmp_path: Path, encoder: PromptEncoder, change: dict, words: str
+) -> None:
     folder = write_training_files(tmp_path)
     rows = [json.loads(line) for line in (folder / "pairs.jsonl").read_text().splitlines()]
     rows[-1] = {**rows[-1], **change}
@@ -291,7 +323,8 @@ def test_pairs_in_another_order_than_the_contexts_are_refused(tmp_path: Path, en
 
 
 @pytest.mark.parametrize(
-    ("options", "words"), [({"pairs_per_context": 0}, "at least 1"), ({"permutations": -1}, "permutations"), ({"epoch": "days"}, "days")]
+    ("options", "words"),
+    [({"pairs_per_context": 0}, "at least 1"), ({"permutations": -1}, "permutations"), ({"epoch": "days"}, "days")],
 )
 def test_wrong_settings_are_refused(folder: Path, encoder: PromptEncoder, options: dict, words: str) -> None:
     with pytest.raises(InputError, match=words):

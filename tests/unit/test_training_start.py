@@ -1,4 +1,6 @@
-"""Starting pretrain_headrank.py: a mistake in the environment, the tokenizer or a place to write is one line before any work."""
+"""Starting pretrain_headrank.py: a mistake in the environment, the tokenizer or a place to write is one line before
+any work.
+"""
 
 from __future__ import annotations
 
@@ -76,12 +78,16 @@ def test_only_rank_0_speaks(capsys, monkeypatch, toy):
 @pytest.mark.parametrize("flag", ["--save", "--tensorboard-dir", "--wandb-save-dir", "--headrank-reference-cache"])
 def test_a_place_that_cannot_be_written_is_refused_at_once(capsys, tmp_path, toy, flag):
     (tmp_path / "file").write_text("")
-    assert f"{flag} {tmp_path}/file/below: cannot be written (" in refused(capsys, toy.flags(flag, str(tmp_path / "file" / "below")))
+    assert f"{flag} {tmp_path}/file/below: cannot be written (" in refused(
+        capsys, toy.flags(flag, str(tmp_path / "file" / "below"))
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_folder_is_no_reference_cache(capsys, tmp_path, toy):
-    assert f"--headrank-reference-cache {tmp_path} is a folder" in refused(capsys, toy.flags("--headrank-reference-cache", str(tmp_path)))
+    assert f"--headrank-reference-cache {tmp_path} is a folder" in refused(
+        capsys, toy.flags("--headrank-reference-cache", str(tmp_path))
+    )
 
 
 @pytest.mark.parametrize(("flag", "package"), [("--tensorboard-dir", "tensorboard"), ("--wandb-project", "wandb")])
@@ -94,7 +100,9 @@ def test_a_missing_package_is_refused_at_once(capsys, monkeypatch, tmp_path, toy
 
 def test_a_folder_called_wandb_is_not_the_package(capsys, monkeypatch, tmp_path, toy):
     (tmp_path / "wandb").mkdir()
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *(place for place in sys.path if not (Path(place) / "wandb").exists())])
+    monkeypatch.setattr(
+        sys, "path", [str(tmp_path), *(place for place in sys.path if not (Path(place) / "wandb").exists())]
+    )
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     assert "--wandb-project needs the wandb package" in refused(capsys, toy.flags("--wandb-project", "mine"))
 
@@ -126,12 +134,18 @@ def test_a_tokenizer_that_is_not_there_is_named(tmp_path, toy):
 def test_tokens_are_kept_below_save_where_the_data_cannot_be_written(tmp_path, caplog):
     job = make_toy_job(tmp_path)
     (job.train / "cache").touch()
-    with pytest.raises(InputError, match=f"{job.train}/cache: .*File exists.* make the folder writable, or give --save"):
+    with pytest.raises(
+        InputError, match=f"{job.train}/cache: .*File exists.* make the folder writable, or give --save"
+    ):
         open_training_set(job)
     with caplog.at_level(logging.INFO):
         data = open_training_set(job, save=str(tmp_path / "run"))
     assert data.cache.folder.parent == tmp_path / "run" / "token_cache" and len(data) > 0
-    assert [line for line in caplog.messages if str(job.train / "cache") in line and str(tmp_path / "run" / "token_cache") in line]
+    assert [
+        line
+        for line in caplog.messages
+        if str(job.train / "cache") in line and str(tmp_path / "run" / "token_cache") in line
+    ]
 
 
 def test_one_rank_that_cannot_write_sends_all_below_save(tmp_path, monkeypatch, caplog):
@@ -139,9 +153,13 @@ def test_one_rank_that_cannot_write_sends_all_below_save(tmp_path, monkeypatch, 
     monkeypatch.setattr(data_setup, "gather_from_all", lambda _: refusals.pop(0))
     with caplog.at_level(logging.INFO):
         data = open_training_set(job, save=str(tmp_path / "run"))
-    assert data.cache.folder.parent == tmp_path / "run" / "token_cache" and "elsewhere: cannot be written" in caplog.text
+    assert (
+        data.cache.folder.parent == tmp_path / "run" / "token_cache" and "elsewhere: cannot be written" in caplog.text
+    )
 
 
 def open_training_set(job: ToyJob, **changes: str) -> object:
     config = replace(config_from(parse_arguments(job.flags()), 1), **changes)
-    return data_setup.open_training_set(config, ModelShape.from_hf(str(job.model)), HeadSet.load(str(job.heads)), str(job.train))
+    return data_setup.open_training_set(
+        config, ModelShape.from_hf(str(job.model)), HeadSet.load(str(job.heads)), str(job.train)
+    )

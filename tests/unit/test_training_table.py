@@ -34,7 +34,9 @@ def test_runs_are_listed_by_what_they_gained(tmp_path: Path, capsys: pytest.Capt
     assert sorted(path.name for path in (tmp_path / "out/figures/training").glob("*.png")) == ["large.png", "small.png"]
 
 
-@pytest.mark.parametrize(("measured", "message"), [(None, "no metrics.jsonl"), ([(0, 0.5, 0.6)], "was evaluated twice")])
+@pytest.mark.parametrize(
+    ("measured", "message"), [(None, "no metrics.jsonl"), ([(0, 0.5, 0.6)], "was evaluated twice")]
+)
 def test_folders_without_two_evaluations_say_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], measured: list | None, message: str
 ) -> None:
@@ -51,7 +53,9 @@ def change_log(log: Path, line: int, **changes: object) -> None:
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_what_was_not_finite_or_not_counted_is_left_out_visibly_and_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_not_finite_or_not_counted_is_left_out_visibly_and_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("a", "b"):
         write_log(tmp_path / name, (0, 0.5, 0.6), (10, 0.55, 0.6))
     change_log(tmp_path / "a" / "metrics.jsonl", 3, **{"ndcg@10": float("nan"), "contexts": None})
@@ -63,7 +67,9 @@ def test_what_was_not_finite_or_not_counted_is_left_out_visibly_and_last(tmp_pat
 
 
 @pytest.mark.parametrize("changes", [{"ndcg@10": "0.55"}, {"preference_accuracy": None}, {"ndcg@10": True}], ids=str)
-def test_measures_of_different_steps_are_never_paired(tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict) -> None:
+def test_measures_of_different_steps_are_never_paired(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict
+) -> None:
     write_log(tmp_path, (0, 0.5, 0.6), (5, 0.5, 0.6), (10, 0.55, 0.6))
     change_log(tmp_path / "metrics.jsonl", 4, **changes)
     assert main(["report", "--training", str(tmp_path)]) == 2
@@ -74,4 +80,8 @@ def test_a_run_of_a_study_has_the_name_of_its_folder(tmp_path: Path, capsys: pyt
     for folder in ("default/round-1/train", "lr-3e-5/round-1/train", "other/round-2/train"):
         write_log(tmp_path / folder, (0, 0.5, 0.6), (10, 0.55, 0.6))
     assert main(["report", "--training", str(tmp_path)]) == 0
-    assert {line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines()[2:]} == {"default", "lr-3e-5", "other/round-2"}
+    assert {line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines()[2:]} == {
+        "default",
+        "lr-3e-5",
+        "other/round-2",
+    }

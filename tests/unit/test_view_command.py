@@ -35,7 +35,10 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("collections") / "toy"
     folder.mkdir()
     (folder / "queries.tsv").write_text("q1\thow long does a flea live\nq2\twhat is rosin for\n")
-    write_jsonl(folder / "corpus.jsonl", ({"docid": doc_id, "title": title, "text": text} for doc_id, (title, text) in TEXTS.items()))
+    write_jsonl(
+        folder / "corpus.jsonl",
+        ({"docid": doc_id, "title": title, "text": text} for doc_id, (title, text) in TEXTS.items()),
+    )
     (folder / "qrels.txt").write_text("q1 0 a 2\nq1 0 b 0\nq2 0 c 1\n")
     write_run(folder / "run.bm25.txt", {query: [("b", 3.0), ("a", 2.0), ("c", 1.0)] for query in ("q1", "q2")}, "bm25")
     return folder
@@ -75,16 +78,33 @@ def test_the_page_shows_the_rerankers_own_numbers(model: Path, collection: Path,
     assert [part["name"] for part in data["parts"]] == ["L1-H2", "L3-H0", "L3-H5"]
 
 
-def test_word_values_sum_to_the_kept_and_dropped_tokens_of_the_passage(model: Path, collection: Path, tmp_path: Path) -> None:
+def test_word_values_sum_to_the_kept_and_dropped_tokens_of_the_passage(
+    model: Path, collection: Path, tmp_path: Path
+) -> None:
     view(model, collection, tmp_path / "view.html", "--query", "q1", "--no-calibration")
     data = json.loads(re.search(r'id="data">(.*?)</script>', (tmp_path / "view.html").read_text())[1])
     for row in data["rows"]:  # without calibration nothing is dropped, so words add up to the score
         assert sum(map(sum, row["values"])) == pytest.approx(sum(row["scores"]), rel=0.01)
 
 
-def test_ranks_of_other_runs_get_columns_and_latex_is_chosen_by_the_name(model: Path, collection: Path, tmp_path: Path) -> None:
+def test_ranks_of_other_runs_get_columns_and_latex_is_chosen_by_the_name(
+    model: Path, collection: Path, tmp_path: Path
+) -> None:
     write_run(tmp_path / "icr.txt", {"q1": [("a", 2.0), ("c", 1.0)]}, "icr")
-    assert view(model, collection, tmp_path / "view.tex", "--query", "q1", "--ranks", f"ICR={tmp_path / 'icr.txt'}", "--top", "3") == 0
+    assert (
+        view(
+            model,
+            collection,
+            tmp_path / "view.tex",
+            "--query",
+            "q1",
+            "--ranks",
+            f"ICR={tmp_path / 'icr.txt'}",
+            "--top",
+            "3",
+        )
+        == 0
+    )
     text = (tmp_path / "view.tex").read_text()
     assert r"\textbf{BM25} & \textbf{ICR} & \textbf{Rel.}" in text
     assert re.search(r"flea.*& 2 & 1 & \\ding\{51\} ", text)
@@ -100,7 +120,10 @@ def test_all_heads_are_icr(model: Path, collection: Path, tmp_path: Path) -> Non
 
 def test_the_query_that_moved_most_is_found(collection: Path) -> None:
     def run_of(**orders: str) -> Run:
-        return {query: [Candidate(doc_id, rank, -float(rank)) for rank, doc_id in enumerate(order, 1)] for query, order in orders.items()}
+        return {
+            query: [Candidate(doc_id, rank, -float(rank)) for rank, doc_id in enumerate(order, 1)]
+            for query, order in orders.items()
+        }
 
     qrels = {"q1": {"a": 2, "b": 0}, "q2": {"c": 1}}
     before = run_of(q1="bac", q2="bac")
@@ -121,7 +144,12 @@ def test_the_query_that_moved_most_is_found(collection: Path) -> None:
     ],
 )
 def test_bad_input_is_one_line(
-    arguments: list[str], message: str, model: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    model: Path,
+    collection: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert view(model, collection, tmp_path / "view.html", *arguments) == 2
     assert message in capsys.readouterr().err
@@ -131,7 +159,22 @@ def test_bad_input_is_one_line(
 def test_a_page_that_could_not_be_written_is_refused_before_the_model_is_loaded(
     collection: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["view", "--collection", str(collection), "--model", "nowhere", "--query", "1", "--output", "/proc/no/view.html"]) == 2
+    assert (
+        main(
+            [
+                "view",
+                "--collection",
+                str(collection),
+                "--model",
+                "nowhere",
+                "--query",
+                "1",
+                "--output",
+                "/proc/no/view.html",
+            ]
+        )
+        == 2
+    )
     assert "/proc/no/view.html: cannot be written" in capsys.readouterr().err
 
 
@@ -151,7 +194,16 @@ def test_the_papers_case_studies_come_from_one_command(
     metrics = {"method": "icr", "benchmark": "dl20", "measures": {"nDCG@10": 0.5}, "depth": 40, "model": "tiny"}
     (icr / "metrics.json").write_text(json.dumps(metrics))
     make_heads((1, 2), (3, 0), model="tiny", num_layers=4, num_heads=8).save(tmp_path / "heads.json")
-    words = ["view", "--case-studies", "--model", str(model), "--heads", str(tmp_path / "heads.json"), "--device", "cpu"]
+    words = [
+        "view",
+        "--case-studies",
+        "--model",
+        str(model),
+        "--heads",
+        str(tmp_path / "heads.json"),
+        "--device",
+        "cpu",
+    ]
     words += ["--home", str(tmp_path / "home"), "--format", "latex", "--output", str(tmp_path / "cases")]
     assert main([*words, "--cells", str(tmp_path / "cells")]) == 0
     assert sorted(path.name for path in (tmp_path / "cases").iterdir()) == ["dl20_1131069.tex", "dl20_997622.tex"]

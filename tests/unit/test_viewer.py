@@ -59,7 +59,9 @@ def test_sharing_values_among_words_keeps_the_sum(text: str, seed: int) -> None:
 
 
 def test_a_word_gets_the_sum_of_its_pieces_and_a_token_over_two_words_is_shared() -> None:
-    spans, values = values_of_words("unlike a.b", np.array([(0, 2), (2, 6), (6, 9), (9, 10)]), np.array([[1.0, 2.0, 3.0, 4.0]]))
+    spans, values = values_of_words(
+        "unlike a.b", np.array([(0, 2), (2, 6), (6, 9), (9, 10)]), np.array([[1.0, 2.0, 3.0, 4.0]])
+    )
     assert [("unlike a.b"[begin:end]) for begin, end in spans] == ["unlike", "a.b"]
     assert values.tolist() == [[3.0, 7.0]]
     _, values = values_of_words("ab cd", np.array([(0, 5)]), np.array([[1.0]]))
@@ -76,16 +78,22 @@ def test_passages_come_ranked_with_their_words_ranks_and_grades() -> None:
     first, second, third = view.passages
     assert [passage.doc_id for passage in view.passages] == ["d1", "d2", "d3<b>"]
     assert (first.ranks, first.grade, second.ranks["ICR"], third.grade) == ({"BM25": 3, "ICR": 1}, 2, None, None)
-    shaded = {first.text[slice(*span)]: value for span, value in zip(first.words, first.shades(), strict=True) if value > 0}
+    shaded = {
+        first.text[slice(*span)]: value for span, value in zip(first.words, first.shades(), strict=True) if value > 0
+    }
     assert shaded == pytest.approx({"sea": 1.0, "January": 0.6})
     assert first.score == pytest.approx(sum(BUMPS["d1", "sea"]) + sum(BUMPS["d1", "January"]))
-    assert [third.text[slice(*span)] for span, is_dropped in zip(third.words, third.is_dropped_W, strict=True) if is_dropped] == ["rises"]
+    assert [
+        third.text[slice(*span)] for span, is_dropped in zip(third.words, third.is_dropped_W, strict=True) if is_dropped
+    ] == ["rises"]
 
 
 def test_equal_scores_keep_the_given_order() -> None:
     scores = detailed_scores()
     flat = Explanation(np.zeros(3), scores.per_head, scores.heads, scores.tokens, 9, False)
-    view = build_view(flat, DOCUMENTS, query_id="q", query="x", model="m", method="h", ranks={}, grades=None, title_lengths=[0, 0, 0])
+    view = build_view(
+        flat, DOCUMENTS, query_id="q", query="x", model="m", method="h", ranks={}, grades=None, title_lengths=[0, 0, 0]
+    )
     assert [passage.doc_id for passage in view.passages] == ["d1", "d2", "d3<b>"]
 
 
@@ -94,7 +102,17 @@ def test_a_large_head_set_is_shown_by_layer() -> None:
     assert len(heads) > MAX_HEADS
     tokens = TokenScores("a b", np.array([(0, 1), (1, 3)]), np.ones((90, 2), np.float32), np.ones(2, bool))
     scores = Explanation(np.array([180.0]), np.full((90, 1), 2.0), heads, (tokens,), 2, False)
-    view = build_view(scores, DOCUMENTS[:1], query_id="q", query="x", model="m", method="ICR", ranks={}, grades=None, title_lengths=[0])
+    view = build_view(
+        scores,
+        DOCUMENTS[:1],
+        query_id="q",
+        query="x",
+        model="m",
+        method="ICR",
+        ranks={},
+        grades=None,
+        title_lengths=[0],
+    )
     assert [part.name for part in view.parts] == [f"layer {layer}" for layer in range(10)]
     assert view.passages[0].values_KW.tolist() == [[9.0, 9.0]] * 10
     assert view.passages[0].score == 180.0

@@ -14,8 +14,21 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from headrank.errors import InputError
-from megatron_patches.checkpoints.safetensors_files import SafetensorsReader, parse_size, plan_shards, write_index, write_shard
-from megatron_patches.checkpoints.weights import join_sources, mapping_of, megatron_names, read_shard, source_shape, split_sources
+from megatron_patches.checkpoints.safetensors_files import (
+    SafetensorsReader,
+    parse_size,
+    plan_shards,
+    write_index,
+    write_shard,
+)
+from megatron_patches.checkpoints.weights import (
+    join_sources,
+    mapping_of,
+    megatron_names,
+    read_shard,
+    source_shape,
+    split_sources,
+)
 from megatron_patches.shape import ModelShape, check_tensor_parallel_size, valid_tensor_parallel_sizes
 from tests.tiny_models import make_tiny_model, tiny_config
 
@@ -43,7 +56,11 @@ def test_splitting_is_the_inverse_of_joining_for_every_grouping(groups, heads_pe
 def test_a_fused_group_holds_its_queries_then_its_key_then_its_value():
     shape = shape_of(heads=4, groups=2, head_dim=1, hidden=1)
     row = mapping_of("decoder.layers.0.self_attention.linear_qkv.weight")
-    query, key, value = torch.tensor([[1.0], [2], [3], [4]]), torch.tensor([[10.0], [20]]), torch.tensor([[100.0], [200]])
+    query, key, value = (
+        torch.tensor([[1.0], [2], [3], [4]]),
+        torch.tensor([[10.0], [20]]),
+        torch.tensor([[100.0], [200]]),
+    )
     assert join_sources(row, [query, key, value], shape.groups).flatten().tolist() == [1, 2, 10, 100, 3, 4, 20, 200]
 
 
@@ -55,7 +72,10 @@ def test_each_rank_stacks_its_own_gate_over_its_own_up(tmp_path):
     }
     save_file(tensors, tmp_path / "model.safetensors")
     with SafetensorsReader(tmp_path) as reader:
-        shards = [read_shard(reader, "decoder.layers.0.mlp.linear_fc1.weight", shape, rank, 2).flatten().tolist() for rank in range(2)]
+        shards = [
+            read_shard(reader, "decoder.layers.0.mlp.linear_fc1.weight", shape, rank, 2).flatten().tolist()
+            for rank in range(2)
+        ]
     assert shards == [[0, 1, 10, 11], [2, 3, 12, 13]]
 
 
@@ -64,7 +84,9 @@ def test_padding_rows_of_the_vocabulary_are_zero_and_on_the_last_ranks(tmp_path)
     save_file({"model.embed_tokens.weight": torch.ones(5, 2)}, tmp_path / "model.safetensors")
     with SafetensorsReader(tmp_path) as reader:
         shards = [read_shard(reader, "embedding.word_embeddings.weight", shape, rank, 4) for rank in range(4)]
-    assert [shard.sum().item() for shard in shards] == [4, 4, 2, 0] and {tuple(shard.shape) for shard in shards} == {(2, 2)}
+    assert [shard.sum().item() for shard in shards] == [4, 4, 2, 0] and {tuple(shard.shape) for shard in shards} == {
+        (2, 2)
+    }
 
 
 @pytest.mark.parametrize(
@@ -104,7 +126,8 @@ def test_a_size_that_does_not_divide_names_the_ones_that_do():
 
 
 @pytest.mark.parametrize(
-    "scaling", [None, {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 256}]
+    "scaling",
+    [None, {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 256}],
 )
 def test_rotary_frequencies_equal_hugging_face_bit_for_bit(scaling):
     rope = {"rope_type": "default" if scaling is None else "llama3", "rope_theta": 500000.0, **(scaling or {})}
@@ -117,7 +140,11 @@ def test_rotary_frequencies_equal_hugging_face_bit_for_bit(scaling):
     ("family", "changes", "words"),
     [
         ("mistral", {}, "'mistral' has no Megatron mapping"),
-        ("qwen3", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}, "rotary scaling 'linear'"),
+        (
+            "qwen3",
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
+            "rotary scaling 'linear'",
+        ),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, "sliding-window"),
         ("qwen3", {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ("llama", {"attention_bias": True}, "attention_bias"),
@@ -176,7 +203,12 @@ def test_shards_keep_the_order_and_the_limit(sizes, limit):
 
 
 def test_a_shard_written_piece_by_piece_reads_back_with_safetensors(tmp_path):
-    tensors = {"half": torch.randn(3).bfloat16(), "full": torch.randn(2, 5), "empty": torch.zeros(0, 4), "scalar": torch.tensor(3.0)}
+    tensors = {
+        "half": torch.randn(3).bfloat16(),
+        "full": torch.randn(2, 5),
+        "empty": torch.zeros(0, 4),
+        "scalar": torch.tensor(3.0),
+    }
     layout = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
     write_shard(tmp_path / "model.safetensors", layout, reversed(tensors.items()))
     found = load_file(tmp_path / "model.safetensors")

@@ -32,8 +32,8 @@ _COLUMN_NAMES = {"s_disc": "discriminability S", "g_ent": "entropy gate G", "phi
 def draw_head_map(head_set: HeadSet, path: str | os.PathLike[str]) -> list[Path]:
     """Layers by heads, shaded by the selection's ranking column, chosen heads framed and numbered by rank.
 
-    Writes PATH.png and PATH.pdf. A head set without its table (ICR's, or one written by hand) gives frames on blank cells.
-    Layers above l_max, which inference never computes, are below a dashed line.
+    Writes PATH.png and PATH.pdf. A head set without its table (ICR's, or one written by hand) gives frames on blank
+    cells. Layers above l_max, which inference never computes, are below a dashed line.
     """
     values, column = _ranking_values(head_set)
     with styled():
@@ -45,7 +45,9 @@ def draw_head_map(head_set: HeadSet, path: str | os.PathLike[str]) -> list[Path]
         for rank, (layer, head) in enumerate(head_set.heads, start=1):
             if len(head_set.heads) > head_set.num_layers * head_set.num_heads // 2:
                 break
-            axes.add_patch(Rectangle((head - 0.5, layer - 0.5), 1, 1, fill=False, edgecolor=INK, linewidth=1.6, clip_on=False))
+            axes.add_patch(
+                Rectangle((head - 0.5, layer - 0.5), 1, 1, fill=False, edgecolor=INK, linewidth=1.6, clip_on=False)
+            )
             ink = readable_on(SEQUENTIAL(shown.norm(values[layer, head]))) if np.isfinite(values[layer, head]) else INK
             axes.text(head, layer, str(rank), ha="center", va="center", fontsize=7.5, fontweight="bold", color=ink)
         if head_set.l_max + 1 < head_set.num_layers:
@@ -63,7 +65,10 @@ def draw_head_map(head_set: HeadSet, path: str | os.PathLike[str]) -> list[Path]
             bar.outline.set_visible(False)
         used = f"computed to layer {head_set.l_max}: {head_set.l_max + 1} of {head_set.num_layers}"
         subtitle(
-            axes, f"{len(head_set.heads)} {head_set.method} head{'s' * (len(head_set.heads) != 1)} of {Path(head_set.model).name}", used
+            axes,
+            f"{len(head_set.heads)} {head_set.method} head{'s' * (len(head_set.heads) != 1)} of "
+            f"{Path(head_set.model).name}",
+            used,
         )
         return save_figure(figure, path)
 
@@ -82,8 +87,8 @@ def _ranking_values(head_set: HeadSet) -> tuple[np.ndarray, str]:
 
 
 def draw_head_depth(head_sets: Mapping[str, HeadSet], path: str | os.PathLike[str]) -> list[Path]:
-    """One column per head set, a dot for every core head at its layer (side by side where a layer holds several); the short
-    dashed line is l_max, above which nothing is computed. All sets must come from models of the same depth.
+    """One column per head set, a dot for every core head at its layer (side by side where a layer holds several); the
+    short dashed line is l_max, above which nothing is computed. All sets must come from models of the same depth.
     """
     num_layers = max(heads.num_layers for heads in head_sets.values())
     with styled():
@@ -92,14 +97,34 @@ def draw_head_depth(head_sets: Mapping[str, HeadSet], path: str | os.PathLike[st
         axes.set_ylim(-1, num_layers + 0.6)
         axes.grid(axis="y")
         for place, heads in enumerate(head_sets.values()):
-            style = method_style(next((method.name for method in METHODS.values() if method.selection == heads.method), heads.method))
+            style = method_style(
+                next((method.name for method in METHODS.values() if method.selection == heads.method), heads.method)
+            )
             for layer, count in enumerate(head_depth(heads).counts):
                 spread = min(0.16, 0.7 / max(count, 1))
                 offsets = (np.arange(count) - (count - 1) / 2) * spread
-                axes.scatter(place + offsets, [layer] * count, s=34, color=style.colour, edgecolor="white", linewidth=0.6, zorder=3)
+                axes.scatter(
+                    place + offsets,
+                    [layer] * count,
+                    s=34,
+                    color=style.colour,
+                    edgecolor="white",
+                    linewidth=0.6,
+                    zorder=3,
+                )
             axes.plot([place - 0.42, place + 0.42], [heads.l_max + 0.5] * 2, color=INK, linestyle="--", linewidth=1.2)
-            axes.text(place + 0.42, heads.l_max + 0.7, f"exit at {heads.l_max}", ha="right", va="bottom", fontsize=7.5, color=MUTED)
-            axes.fill_between([place - 0.42, place + 0.42], heads.l_max + 0.5, num_layers - 0.5, color=GRID, alpha=0.35, linewidth=0)
+            axes.text(
+                place + 0.42,
+                heads.l_max + 0.7,
+                f"exit at {heads.l_max}",
+                ha="right",
+                va="bottom",
+                fontsize=7.5,
+                color=MUTED,
+            )
+            axes.fill_between(
+                [place - 0.42, place + 0.42], heads.l_max + 0.5, num_layers - 0.5, color=GRID, alpha=0.35, linewidth=0
+            )
         axes.set_xticks(range(len(head_sets)), list(head_sets))
         axes.set_xlim(-0.6, len(head_sets) - 0.4)
         axes.set_ylabel("layer")

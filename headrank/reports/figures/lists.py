@@ -13,16 +13,31 @@ from matplotlib.ticker import MaxNLocator
 
 from headrank.evaluation.homogenisation import PositionCurve, middle_zone
 from headrank.methods import method_name, method_order
-from headrank.reports.figures.style import GRID, INK, MUTED, WIDTH, method_style, new_figure, save_figure, styled, subtitle, title_width
+from headrank.reports.figures.style import (
+    GRID,
+    INK,
+    MUTED,
+    WIDTH,
+    method_style,
+    new_figure,
+    save_figure,
+    styled,
+    subtitle,
+    title_width,
+)
 
 Rates = tuple[float, float, float]  # relevant rate, irrelevant rate, gap
 
 
 def draw_promotion(
-    panels: Mapping[str, Mapping[str, Rates]], path: str | os.PathLike[str], note: str = "", methods: Mapping[str, str] | None = None
+    panels: Mapping[str, Mapping[str, Rates]],
+    path: str | os.PathLike[str],
+    note: str = "",
+    methods: Mapping[str, str] | None = None,
 ) -> list[Path]:
-    """A panel per model: for every method the promotion rate of relevant (filled) and irrelevant (hatched) middle-zone documents,
-    with the selectivity gap in percentage points above. ``methods`` gives the method of each row where rows are known by label.
+    """A panel per model: for every method the promotion rate of relevant (filled) and irrelevant (hatched) middle-zone
+    documents, with the selectivity gap in percentage points above. ``methods`` gives the method of each row where rows
+    are known by label.
     """
     rows = _rows((row for panel in panels.values() for row in panel), methods)
     with styled():
@@ -37,27 +52,45 @@ def draw_promotion(
                 colour = method_style(method).colour
                 axes.bar(place - 0.2, relevant, 0.38, color=colour, edgecolor=INK, linewidth=0.5)
                 axes.bar(place + 0.2, irrelevant, 0.38, color="white", edgecolor=colour, hatch="////", linewidth=1.0)
-                axes.text(place, max(relevant, irrelevant) + 1, f"{gap:+.1f}", ha="center", va="bottom", fontsize=8, fontweight="bold")
-            axes.set_xticks(range(len(rows)), [name for _, name in rows.values()], rotation=25, ha="right", rotation_mode="anchor")
+                axes.text(
+                    place,
+                    max(relevant, irrelevant) + 1,
+                    f"{gap:+.1f}",
+                    ha="center",
+                    va="bottom",
+                    fontsize=8,
+                    fontweight="bold",
+                )
+            axes.set_xticks(
+                range(len(rows)), [name for _, name in rows.values()], rotation=25, ha="right", rotation_mode="anchor"
+            )
             axes.set_xlim(-0.6, len(rows) - 0.4)
             axes.margins(y=0.14)
             axes.grid(axis="y")
             axes.tick_params(axis="x", length=0)
             subtitle(axes, model, note)
         grid[0].set_ylabel("promoted to the top quartile (%)")
-        keys = [Patch(facecolor=MUTED, edgecolor=INK, linewidth=0.5), Patch(facecolor="white", edgecolor=MUTED, hatch="////")]
-        figure.legend(keys, ["relevant (higher is better)", "irrelevant (lower is better)"], loc="outside lower center", ncols=2)
+        keys = [
+            Patch(facecolor=MUTED, edgecolor=INK, linewidth=0.5),
+            Patch(facecolor="white", edgecolor=MUTED, hatch="////"),
+        ]
+        figure.legend(
+            keys, ["relevant (higher is better)", "irrelevant (lower is better)"], loc="outside lower center", ncols=2
+        )
         return save_figure(figure, path)
 
 
 def draw_position_curves(
-    curves: Mapping[str, PositionCurve], path: str | os.PathLike[str], note: str = "", methods: Mapping[str, str] | None = None
+    curves: Mapping[str, PositionCurve],
+    path: str | os.PathLike[str],
+    note: str = "",
+    methods: Mapping[str, str] | None = None,
 ) -> list[Path]:
-    """A small chart a method: mean normalised score at each place of the prompt, relevant and irrelevant documents apart.
-    ``methods`` gives the method of each row where rows are known by label.
+    """A small chart a method: mean normalised score at each place of the prompt, relevant and irrelevant documents
+    apart. ``methods`` gives the method of each row where rows are known by label.
 
-    The shaded band is the middle half of the prompt: the middle zone, where the prompt follows the retriever. Lines that lie on
-    each other there are homogenisation.
+    The shaded band is the middle half of the prompt: the middle zone, where the prompt follows the retriever. Lines
+    that lie on each other there are homogenisation.
     """
     rows = _rows(curves, methods)
     columns = min(3, max(len(rows), 1))
@@ -75,7 +108,9 @@ def draw_position_curves(
             axes.plot(curve.positions, _smooth(curve.relevant), color=style.colour)
             if not np.isfinite(curve.relevant).any():
                 axes.plot(curve.positions, _smooth(curve.mean), color=style.colour)
-            axes.scatter(curve.positions, curve.relevant, s=5, color=style.colour, alpha=0.5, linewidth=0, clip_on=False)
+            axes.scatter(
+                curve.positions, curve.relevant, s=5, color=style.colour, alpha=0.5, linewidth=0, clip_on=False
+            )
             axes.set_ylim(0, 1)
             axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
             axes.grid(axis="y")
@@ -84,15 +119,23 @@ def draw_position_curves(
             axes.set_visible(False)
         figure.supxlabel(f"place in the prompt{note}", fontsize=9)
         figure.supylabel("score, min-max per list", fontsize=9)
-        keys = [Line2D([], [], color=INK), Line2D([], [], color=MUTED, linestyle="--", linewidth=1.3), Patch(color=GRID, alpha=0.45)]
+        keys = [
+            Line2D([], [], color=INK),
+            Line2D([], [], color=MUTED, linestyle="--", linewidth=1.3),
+            Patch(color=GRID, alpha=0.45),
+        ]
         figure.legend(
-            keys, ["relevant (or all, where nothing is judged)", "irrelevant", "middle of the prompt"], loc="outside upper center", ncols=3
+            keys,
+            ["relevant (or all, where nothing is judged)", "irrelevant", "middle of the prompt"],
+            loc="outside upper center",
+            ncols=3,
         )
         return save_figure(figure, path)
 
 
 def _rows(names: Iterable[str], methods: Mapping[str, str] | None) -> dict[str, tuple[str, str]]:
-    """Row -> (method, name for people) in the paper's order of methods; without ``methods`` the rows are methods themselves.
+    """Row -> (method, name for people) in the paper's order of methods; without ``methods`` the rows are methods
+    themselves.
 
     A label's model stands on a line of its own, or long names would touch their neighbours.
     """

@@ -1,4 +1,6 @@
-"""Did it get better, where, and at what cost: measures with intervals, gains per query, latency against effectiveness."""
+"""Did it get better, where, and at what cost: measures with intervals, gains per query, latency against
+effectiveness.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,19 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 from matplotlib.transforms import Bbox
 
 from headrank.methods import method_name, method_order
-from headrank.reports.figures.style import GAIN, INK, LOSS, MUTED, WIDTH, halo, method_style, new_figure, save_figure, styled, subtitle
+from headrank.reports.figures.style import (
+    GAIN,
+    INK,
+    LOSS,
+    MUTED,
+    WIDTH,
+    halo,
+    method_style,
+    new_figure,
+    save_figure,
+    styled,
+    subtitle,
+)
 from headrank.reports.pareto import CostPoint, pareto_frontier
 
 Interval = tuple[float, float]
@@ -31,15 +45,31 @@ _LEARNING_CHARTS = (  # title, name in training events, name in held-out events
 def draw_measures(
     rows: Sequence[tuple[str, str, float, Interval]], measure: str, path: str | os.PathLike[str], note: str = ""
 ) -> list[Path]:
-    """One horizontal line per row: (method, label, mean, interval), values as fractions; the mark is the mean, the bar its interval."""
+    """One horizontal line per row: (method, label, mean, interval), values as fractions; the mark is the mean, the
+    bar its interval.
+    """
     with styled():
         figure = new_figure(WIDTH, 0.95 + 0.34 * len(rows))
         axes = figure.subplots()
         for place, (method, _, mean, (low, high)) in enumerate(rows):
             style = method_style(method)
-            axes.plot([100 * low, 100 * high], [place, place], color=style.colour, linewidth=3, alpha=0.45, solid_capstyle="round")
+            axes.plot(
+                [100 * low, 100 * high],
+                [place, place],
+                color=style.colour,
+                linewidth=3,
+                alpha=0.45,
+                solid_capstyle="round",
+            )
             axes.plot(100 * mean, place, color=style.colour, marker=style.marker, markeredgecolor="white", markersize=8)
-            axes.annotate(f"{100 * mean:.1f}", (100 * high, place), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8.5)
+            axes.annotate(
+                f"{100 * mean:.1f}",
+                (100 * high, place),
+                xytext=(6, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8.5,
+            )
         axes.set_yticks(range(len(rows)), [label for _, label, _, _ in rows])
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.margins(x=0.1)
@@ -51,7 +81,9 @@ def draw_measures(
         return save_figure(figure, path)
 
 
-def draw_query_changes(changes: Mapping[str, float], measure: str, path: str | os.PathLike[str], title: str, labels: int = 3) -> list[Path]:
+def draw_query_changes(
+    changes: Mapping[str, float], measure: str, path: str | os.PathLike[str], title: str, labels: int = 3
+) -> list[Path]:
     """Every query's change, largest gain first; the outermost queries are named. Values are fractions."""
     ordered = sorted(changes.items(), key=lambda item: (-item[1], item[0]))
     with styled():
@@ -86,7 +118,8 @@ def draw_query_changes(changes: Mapping[str, float], measure: str, path: str | o
 def draw_pareto(
     points: Sequence[CostPoint], measure: str, path: str | os.PathLike[str], levels: Mapping[str, float] | None = None
 ) -> list[Path]:
-    """Seconds a query (log axis) against a measure; the Pareto frontier is a line through ringed marks. Values are fractions.
+    """Seconds a query (log axis) against a measure; the Pareto frontier is a line through ringed marks. Values are
+    fractions.
 
     ``levels`` are methods without a time of their own (the first stage), drawn as dotted lines across.
     """
@@ -131,9 +164,18 @@ def _draw_point(axes: Axes, point: CostPoint, models: Sequence[str], *, is_best:
     size = 60 + 45 * (models.index(point.model) if point.model in models else 0)
     edge, width = (INK, 1.4) if is_best else ("white", 0.6)
     axes.scatter(
-        point.seconds, 100 * point.value, s=size, color=style.colour, marker=style.marker, zorder=3, edgecolor=edge, linewidth=width
+        point.seconds,
+        100 * point.value,
+        s=size,
+        color=style.colour,
+        marker=style.marker,
+        zorder=3,
+        edgecolor=edge,
+        linewidth=width,
     )
-    name = f"{method_name(point.method)}, {point.model}" if len(models) > 1 and point.model else method_name(point.method)
+    name = (
+        f"{method_name(point.method)}, {point.model}" if len(models) > 1 and point.model else method_name(point.method)
+    )
     weight = "bold" if is_best else "normal"
     axes.annotate(
         name,
@@ -149,7 +191,9 @@ def _draw_point(axes: Axes, point: CostPoint, models: Sequence[str], *, is_best:
 
 
 def _part_names(figure: Figure, axes: Axes) -> None:
-    """Move a name up, line by line, while it lies on one drawn before it: points that nearly coincide keep readable names."""
+    """Move a name up, line by line, while it lies on one drawn before it: points that nearly coincide keep readable
+    names.
+    """
     figure.draw_without_rendering()
     placed: list[Bbox] = []
     for text in (text for text in axes.texts if isinstance(text, Annotation)):
@@ -175,8 +219,12 @@ def _draw_level(axes: Axes, method: str, value: float) -> None:
     )
 
 
-def draw_learning_curves(events: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], path: str | os.PathLike[str]) -> list[Path]:
-    """A small chart for each logged quantity people watch; training in grey with its running mean, held-out values as marks."""
+def draw_learning_curves(
+    events: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], path: str | os.PathLike[str]
+) -> list[Path]:
+    """A small chart for each logged quantity people watch; training in grey with its running mean, held-out values
+    as marks.
+    """
     train, valid = events.get("train", {}), events.get("valid", {})
     charts = [chart for chart in _LEARNING_CHARTS if chart[1] in train or chart[2] in valid]
     with styled():
@@ -190,7 +238,14 @@ def draw_learning_curves(events: Mapping[str, Mapping[str, Sequence[tuple[int, f
                 axes.plot(steps, values, color=MUTED, alpha=0.35, linewidth=0.9)
                 axes.plot(steps, _running_mean(values), color=method_style("headrank").colour)
             if valid_name in valid:
-                axes.plot(*zip(*valid[valid_name], strict=True), color=INK, marker="o", markersize=4, linewidth=1.0, linestyle="--")
+                axes.plot(
+                    *zip(*valid[valid_name], strict=True),
+                    color=INK,
+                    marker="o",
+                    markersize=4,
+                    linewidth=1.0,
+                    linestyle="--",
+                )
             axes.set_title(title, fontsize=9.5)
             axes.grid(axis="y")
         for axes in list(grid.flat)[len(charts) :]:

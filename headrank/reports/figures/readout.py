@@ -18,7 +18,8 @@ SIGNED = LinearSegmentedColormap.from_list("headrank-signed", [LOSS, "#FBF9FD", 
 
 
 def draw_readout(head_set: HeadSet, path: str | os.PathLike[str]) -> list[Path]:
-    """Weights times deviations on the head map (left); nDCG@10 under cross-validation against layers and groups (right).
+    """Weights times deviations on the head map (left); nDCG@10 under cross-validation against layers and groups
+    (right).
 
     Writes PATH.png and PATH.pdf. A readout whose file names one size only, or none, gets the map alone.
     """
@@ -56,7 +57,10 @@ def _draw_map(figure: Any, axes: Axes, head_set: HeadSet) -> None:
     bar = figure.colorbar(shown, ax=axes, shrink=0.7, pad=0.03)
     bar.set_label("weight × deviation within a list")
     bar.outline.set_visible(False)
-    used = f"{head_set.l_max + 1} of {head_set.num_layers} layers, {head_set.prompt.document_layout} layout, grey: not read"
+    used = (
+        f"{head_set.l_max + 1} of {head_set.num_layers} layers, {head_set.prompt.document_layout} layout, grey: not "
+        "read"
+    )
     subtitle(axes, f"{len(head_set.heads)} weighted heads of {Path(head_set.model).name}", used)
 
 
@@ -75,10 +79,25 @@ def _draw_sizes(axes: Axes, sizes: Sequence[Mapping[str, Any]], across: str, wit
     for shade, (value, rows) in zip(shades, sorted(lines.items(), key=lambda item: item[0] or 10**9), strict=True):
         rows = sorted(rows, key=place)
         name = f"{'all' if value is None else value} {within}"
-        axes.plot([place(row) for row in rows], [row["quality"] for row in rows], marker="o", color=GAIN, alpha=shade, label=name)
+        axes.plot(
+            [place(row) for row in rows],
+            [row["quality"] for row in rows],
+            marker="o",
+            color=GAIN,
+            alpha=shade,
+            label=name,
+        )
     chosen = next((row for row in sizes if row.get("is_chosen")), None)
     if chosen is not None:
-        axes.plot([place(chosen)], [chosen["quality"]], marker="o", markersize=11, fillstyle="none", color=INK, linestyle="none")
+        axes.plot(
+            [place(chosen)],
+            [chosen["quality"]],
+            marker="o",
+            markersize=11,
+            fillstyle="none",
+            color=INK,
+            linestyle="none",
+        )
     if any(row[across] is None for row in sizes):
         ticks = sorted({place(row) for row in sizes if row[across] is not None})
         end = max(place(row) for row in sizes)

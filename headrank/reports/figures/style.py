@@ -1,7 +1,7 @@
 """The one place that decides how figures look: palette, marks, sizes, saving.
 
-Colours are Paul Tol's "bright" and "light" schemes, which stay apart under the common kinds of colour blindness; marks and
-hatches repeat the difference for print in grey. Nothing here touches matplotlib's global state.
+Colours are Paul Tol's "bright" and "light" schemes, which stay apart under the common kinds of colour blindness; marks
+and hatches repeat the difference for print in grey. Nothing here touches matplotlib's global state.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ _VARIANT_MARKS = ("d", "*", "8", "p", "h")
 
 
 def method_style(method: str) -> MethodStyle:
-    """The style of a method; a variant ('headrank+control') keeps its method's colour with another mark and a dashed line."""
+    """The style of a method; a variant ('headrank+control') keeps its method's colour with another mark and a dashed
+    line.
+    """
     base, plus, variant = method.partition("+")
     known = _METHODS.get(base) or _SPARE[sum(base.encode()) % len(_SPARE)]
     if not plus:
@@ -134,7 +136,9 @@ def subtitle(axes: Axes, title: str, note: str = "") -> None:
     """A left-aligned bold title with one muted line below it."""
     axes.set_title(title, pad=20 if note else 8)
     if note:
-        axes.text(0, 1, note, transform=axes.transAxes, va="bottom", ha="left", color=MUTED, fontsize=8.5, linespacing=1.6)
+        axes.text(
+            0, 1, note, transform=axes.transAxes, va="bottom", ha="left", color=MUTED, fontsize=8.5, linespacing=1.6
+        )
 
 
 def title_width(title: str) -> float:

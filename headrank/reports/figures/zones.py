@@ -33,15 +33,22 @@ def _axes_of(panels: Mapping[str, Deviations]) -> tuple[list[str], list[str]]:
 
 def _highest(panels: Mapping[str, Deviations]) -> float:
     """The largest deviation of all panels, so that they share one scale; 1 when there is none."""
-    return max((value for panel in panels.values() for row in panel.values() for value in row.values()), default=0.0) or 1.0
+    return (
+        max((value for panel in panels.values() for row in panel.values() for value in row.values()), default=0.0)
+        or 1.0
+    )
 
 
 def draw_std_heatmap(panels: Mapping[str, Deviations], path: str | os.PathLike[str]) -> list[Path]:
-    """A panel per model, a row per method, a column per benchmark; lighter is flatter (worse). Cells not run stay hatched."""
+    """A panel per model, a row per method, a column per benchmark; lighter is flatter (worse). Cells not run stay
+    hatched.
+    """
     methods, benchmarks = _axes_of(panels)
     highest = _highest(panels)
     with styled():
-        figure = new_figure(1.6 + len(panels) * max(0.4 + 0.5 * len(benchmarks), *map(title_width, panels)), 1.7 + 0.36 * len(methods))
+        figure = new_figure(
+            1.6 + len(panels) * max(0.4 + 0.5 * len(benchmarks), *map(title_width, panels)), 1.7 + 0.36 * len(methods)
+        )
         grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
         for axes, (model, panel) in zip(grid, panels.items(), strict=True):
             values = np.array([[panel.get(method, {}).get(name, np.nan) for name in benchmarks] for method in methods])
@@ -51,7 +58,13 @@ def draw_std_heatmap(panels: Mapping[str, Deviations], path: str | os.PathLike[s
                 if np.isfinite(value):
                     fill = SEQUENTIAL(value / highest)
                     axes.text(
-                        column, row, f"{value:.3f}".removeprefix("0"), ha="center", va="center", fontsize=7.5, color=readable_on(fill)
+                        column,
+                        row,
+                        f"{value:.3f}".removeprefix("0"),
+                        ha="center",
+                        va="center",
+                        fontsize=7.5,
+                        color=readable_on(fill),
                     )
             axes.set_xticks(range(len(benchmarks)), benchmarks, rotation=35, ha="right", rotation_mode="anchor")
             axes.set_yticks(range(len(methods)), [method_name(method) for method in methods])
@@ -65,9 +78,11 @@ def draw_std_heatmap(panels: Mapping[str, Deviations], path: str | os.PathLike[s
 
 
 def draw_std_radar(panels: Mapping[str, Deviations], path: str | os.PathLike[str]) -> list[Path]:
-    """A radar a model with one spoke a benchmark and one polygon a method; the outermost polygon is the least homogenised.
+    """A radar a model with one spoke a benchmark and one polygon a method; the outermost polygon is the least
+    homogenised.
 
-    Needs three benchmarks at least (a polygon with two corners is a line); methods lacking one are left out of that panel.
+    Needs three benchmarks at least (a polygon with two corners is a line); methods lacking one are left out of that
+    panel.
     """
     methods, benchmarks = _axes_of(panels)
     highest = _highest(panels)
@@ -84,7 +99,13 @@ def draw_std_radar(panels: Mapping[str, Deviations], path: str | os.PathLike[str
                 values = [row[name] for name in [*benchmarks, benchmarks[0]]]
                 style = method_style(method)
                 axes.plot(
-                    closed, values, color=style.colour, linestyle=style.line, marker=style.marker, markersize=4, label=method_name(method)
+                    closed,
+                    values,
+                    color=style.colour,
+                    linestyle=style.line,
+                    marker=style.marker,
+                    markersize=4,
+                    label=method_name(method),
                 )
                 if method.startswith("headrank"):
                     axes.fill(closed, values, color=style.colour, alpha=0.12, linewidth=0)
@@ -99,8 +120,12 @@ def draw_std_radar(panels: Mapping[str, Deviations], path: str | os.PathLike[str
         return save_figure(figure, path)
 
 
-def draw_std_scaling(panels: Mapping[str, Deviations], sizes: Mapping[str, float], path: str | os.PathLike[str]) -> list[Path]:
-    """A small chart per benchmark: middle-zone deviation against the model's parameters (log axis), one line a method."""
+def draw_std_scaling(
+    panels: Mapping[str, Deviations], sizes: Mapping[str, float], path: str | os.PathLike[str]
+) -> list[Path]:
+    """A small chart per benchmark: middle-zone deviation against the model's parameters (log axis), one line a
+    method.
+    """
     methods, benchmarks = _axes_of(panels)
     models = sorted((model for model in panels if model in sizes), key=lambda model: sizes[model])
     columns = min(4, max(len(benchmarks), 1))
@@ -111,11 +136,19 @@ def draw_std_scaling(panels: Mapping[str, Deviations], sizes: Mapping[str, float
         for place, (axes, name) in enumerate(zip(grid.flat, benchmarks, strict=False)):
             axes.tick_params(labelbottom=place + columns >= len(benchmarks))  # also where the row below is not full
             for method in methods:
-                points = [(sizes[model], panels[model][method][name]) for model in models if name in panels[model].get(method, {})]
+                points = [
+                    (sizes[model], panels[model][method][name])
+                    for model in models
+                    if name in panels[model].get(method, {})
+                ]
                 if points:
                     style = method_style(method)
                     axes.plot(
-                        *zip(*points, strict=True), color=style.colour, linestyle=style.line, marker=style.marker, label=method_name(method)
+                        *zip(*points, strict=True),
+                        color=style.colour,
+                        linestyle=style.line,
+                        marker=style.marker,
+                        label=method_name(method),
                     )
             axes.set_xscale("log")
             axes.set_xticks([sizes[model] for model in models], [short_count(sizes[model]) for model in models])
@@ -127,7 +160,12 @@ def draw_std_scaling(panels: Mapping[str, Deviations], sizes: Mapping[str, float
         figure.supxlabel("parameters", fontsize=9)
         figure.supylabel("middle-zone std", fontsize=9)
         handles, labels = _all_handles(list(grid.flat))
-        figure.legend(handles, labels, loc="outside upper center", ncols=min(int(figure.get_figwidth() / 1.4), max(len(labels), 1)))
+        figure.legend(
+            handles,
+            labels,
+            loc="outside upper center",
+            ncols=min(int(figure.get_figwidth() / 1.4), max(len(labels), 1)),
+        )
         return save_figure(figure, path)
 
 

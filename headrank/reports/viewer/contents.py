@@ -68,7 +68,8 @@ class View:
     passages: tuple[Passage, ...]  # best first
     methods: tuple[str, ...]  # the other rankings, in column order
     relevant_from: int = 1
-    query_words: tuple[str, ...] = ()  # in the order of the passages' answers_QW; empty where it is not known which word found what
+    # in the order of the passages' answers_QW; empty where it is not known which word found what
+    query_words: tuple[str, ...] = ()
     note: str = ""
 
 
@@ -100,7 +101,9 @@ def build_view(
     passages = []
     for rank, index in enumerate(order, start=1):
         tokens, document = scores.tokens[index], documents[index]
-        values = np.concatenate([_gathered(tokens.per_head, part_of_head, len(parts)), tokens.is_kept[None].astype(np.float64)])
+        values = np.concatenate(
+            [_gathered(tokens.per_head, part_of_head, len(parts)), tokens.is_kept[None].astype(np.float64)]
+        )
         words, values_KW = values_of_words(tokens.text, tokens.offsets, values)
         passages.append(
             Passage(
@@ -123,7 +126,9 @@ def build_view(
 
 
 def _answers(scores: Explanation, index: int) -> np.ndarray | None:
-    """What each word of the query found in each word of a passage, summed over heads: adds up to the passage's score."""
+    """What each word of the query found in each word of a passage, summed over heads: adds up to the passage's
+    score.
+    """
     tokens = scores.tokens[index]
     if tokens.matches is None or scores.query_offsets is None:
         return None

@@ -7,15 +7,19 @@ from headrank.reports.viewer.contents import SHADE_FROM, Passage, View
 
 
 def to_latex(view: View, *, top: int = 5, max_words: int = 60) -> str:
-    """A table* of the ``top`` passages, each cut after ``max_words`` words; the preamble it needs is in the first comment."""
+    """A table* of the ``top`` passages, each cut after ``max_words`` words; the preamble it needs is in the first
+    comment.
+    """
     methods = view.methods
     caption = (
-        f"Token-level attention of {latex_escape(view.method)} ({latex_escape(view.model)}). Query: ``{latex_escape(view.query)}'' "
+        f"Token-level attention of {latex_escape(view.method)} ({latex_escape(view.model)}). Query: "
+        f"``{latex_escape(view.query)}'' "
         r"Deeper \hlc[violet!80!white]{purple} indicates higher attention weight."
     )
     if methods:
         caption += (
-            f" The {latex_escape('/'.join(methods))} column{'s show' if len(methods) > 1 else ' shows'} the rank each method assigns."
+            f" The {latex_escape('/'.join(methods))} column{'s show' if len(methods) > 1 else ' shows'} the rank "
+            "each method assigns."
         )
     heads = [
         r"\textbf{Rank}",

@@ -1,7 +1,8 @@
-"""The view as one self-contained HTML page: complete without JavaScript, switchable with it; or as a part of another page.
+"""The view as one self-contained HTML page: complete without JavaScript, switchable with it; or as a part of another
+page.
 
-Every text from outside goes through ``html.escape``; numbers travel in a JSON block whose '<' are escaped; a content security
-policy admits this page's own script by its hash and nothing else.
+Every text from outside goes through ``html.escape``; numbers travel in a JSON block whose '<' are escaped; a content
+security policy admits this page's own script by its hash and nothing else.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def to_html(view: View) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" '
+        'content="light dark">'
         f"<title>{title}</title><style>{style}</style></head><body>"
         f'<a class="skip" href="#passages">Skip to the passages</a>{_header(view)}{_controls(view, _THEME_BUTTON)}'
         f"<main>{_passages(view)}</main><script>{script}</script></body></html>\n"
@@ -36,7 +38,9 @@ def to_html(view: View) -> str:
 
 
 def to_fragment(view: View) -> str:
-    """What a page that brings viewer.css, viewer.js and a theme button of its own puts somewhere: legend, switches, passages."""
+    """What a page that brings viewer.css, viewer.js and a theme button of its own puts somewhere: legend, switches,
+    passages.
+    """
     return f"{_legend(view)}{_controls(view)}{_passages(view)}"
 
 
@@ -59,10 +63,13 @@ def _asset(name: str) -> str:
 def _header(view: View) -> str:
     note = f"<p>{html.escape(view.note)}</p>" if view.note else ""
     is_late = bool(view.query_words)
-    shading = "what they add to the score, over all query words or for one of them" if is_late else "calibrated attention"
+    shading = (
+        "what they add to the score, over all query words or for one of them" if is_late else "calibrated attention"
+    )
     return (
         f"<header><p class=eyebrow>Query {html.escape(view.query_id)}</p><h1>{html.escape(view.query)}</h1>"
-        f"<p>{len(view.passages)} passages ranked by <strong>{html.escape(view.method)}</strong> on {html.escape(view.model)}. "
+        f"<p>{len(view.passages)} passages ranked by <strong>{html.escape(view.method)}</strong> on "
+        f"{html.escape(view.model)}. "
         f"Words are shaded by {shading}; hover over a word, or move to it with the keyboard, for its number.</p>{note}"
         f"{_legend(view)}</header>"
     )
@@ -89,14 +96,18 @@ def _controls(view: View, theme_button: str = "") -> str:
     )
     options += f'<optgroup label="One layer">{layer_options}</optgroup>'
     if is_by_head:
-        head_options = "".join(f'<option value="part:{index}">{part.name}</option>' for index, part in enumerate(view.parts))
+        head_options = "".join(
+            f'<option value="part:{index}">{part.name}</option>' for index, part in enumerate(view.parts)
+        )
         options += f'<optgroup label="One head">{head_options}</optgroup>'
     sorts = [
         ("rank", f"{view.method} rank"),
         ("view", "rank by the shaded heads"),
         *((f"m{i}", f"{name} rank") for i, name in enumerate(view.methods)),
     ]
-    sort_options = "".join(f'<option value="{key}">{html.escape(name)}</option>' for key, name in [*sorts, ("grade", "relevance")])
+    sort_options = "".join(
+        f'<option value="{key}">{html.escape(name)}</option>' for key, name in [*sorts, ("grade", "relevance")]
+    )
     return (
         '<form id="controls" hidden aria-label="How to show the passages">'
         f'<label>Shade by <select id="part">{options}</select></label>{_query_words(view)}'
@@ -112,8 +123,12 @@ def _query_words(view: View) -> str:
     """Which word of the query the passages are shaded for, where that is known."""
     if not view.query_words:
         return ""
-    options = "".join(f'<option value="{index}">{html.escape(word)}</option>' for index, word in enumerate(view.query_words))
-    return f'<label>Answers to <select id="query-word"><option value="">the whole query</option>{options}</select></label>'
+    options = "".join(
+        f'<option value="{index}">{html.escape(word)}</option>' for index, word in enumerate(view.query_words)
+    )
+    return (
+        f'<label>Answers to <select id="query-word"><option value="">the whole query</option>{options}</select></label>'
+    )
 
 
 def _heads(view: View) -> str:
@@ -137,20 +152,29 @@ def _heads(view: View) -> str:
 
 def _row(view: View, passage: Passage) -> str:
     is_relevant = passage.grade is not None and passage.grade >= view.relevant_from
-    sort_keys = {"rank": passage.rank, "view": passage.rank, "grade": -(passage.grade if passage.grade is not None else -1)}
+    sort_keys = {
+        "rank": passage.rank,
+        "view": passage.rank,
+        "grade": -(passage.grade if passage.grade is not None else -1),
+    }
     sort_keys |= {f"m{i}": passage.ranks[name] or 10**6 for i, name in enumerate(view.methods)}
     data = "".join(f' data-{key}="{value}"' for key, value in sort_keys.items())
     ranks = "".join(
         f'<td data-label="{html.escape(name)}">{passage.ranks[name] if passage.ranks[name] is not None else "–"}</td>'
         for name in view.methods
     )
-    words = "not judged" if passage.grade is None else f"grade {passage.grade}, {'relevant' if is_relevant else 'not relevant'}"
+    words = (
+        "not judged"
+        if passage.grade is None
+        else f"grade {passage.grade}, {'relevant' if is_relevant else 'not relevant'}"
+    )
     mark = "–" if passage.grade is None else f"{'✓' if is_relevant else '✗'} {passage.grade}"
     strongest = _strongest(passage)
     return (
         f'<tr{" class=relevant" if is_relevant else ""}{data}><th scope="row">{passage.rank}</th>'
         f'<td class="text"><p class="docid">{html.escape(passage.doc_id)}</p>'
-        f'<p class="passage" tabindex="0" role="group" aria-label="Passage {passage.rank}, {words}. Arrow keys move over its words.">'
+        f'<p class="passage" tabindex="0" role="group" aria-label="Passage {passage.rank}, {words}. Arrow keys move '
+        'over its words.">'
         f"{_words(passage)}</p>"
         f'<p class="strongest">Strongest: <span>{strongest}</span></p>{_matches(view, passage)}</td>'
         f'<td class="view" data-label="Shaded">{passage.rank}</td>{ranks}'
@@ -168,7 +192,9 @@ def _words(passage: Passage) -> str:
             previous, in_title = passage.title_length, False
         style = f' style="--a:{value:.2f}"' if value >= SHADE_FROM else ""
         kind = ' class="dropped"' if is_dropped else ""
-        pieces.append(f"{html.escape(passage.text[previous:begin])}<i{style}{kind}>{html.escape(passage.text[begin:end])}</i>")
+        pieces.append(
+            f"{html.escape(passage.text[previous:begin])}<i{style}{kind}>{html.escape(passage.text[begin:end])}</i>"
+        )
         previous = end
     pieces.append(html.escape(passage.text[previous:]) + ("</strong>" if in_title else ""))
     return "".join(pieces)
@@ -189,7 +215,10 @@ def _matches(view: View, passage: Passage) -> str:
 def _strongest(passage: Passage, count: int = 5) -> str:
     shades = passage.shades()
     best = [index for index in np.argsort(-shades, kind="stable")[:count] if shades[index] >= SHADE_FROM]
-    return html.escape(", ".join(f"{passage.text[slice(*passage.words[index])]} {round(100 * shades[index])}" for index in best) or "none")
+    return html.escape(
+        ", ".join(f"{passage.text[slice(*passage.words[index])]} {round(100 * shades[index])}" for index in best)
+        or "none"
+    )
 
 
 def _data(view: View) -> dict:

@@ -32,10 +32,16 @@ class Options(Body):
     """What headrank takes beyond the dialects' own fields, and some of them share."""
 
     max_tokens_per_doc: Count | None = Field(None, description="tokens kept of each document; the rest is cut")
-    max_chunks_per_doc: Count | None = Field(None, description="chunks that a long document is read in; the best one gives the score")
+    max_chunks_per_doc: Count | None = Field(
+        None, description="chunks that a long document is read in; the best one gives the score"
+    )
     threshold: float | None = Field(None, description="leave out results whose score is below")
-    raw_scores: bool | None = Field(None, description="the model's score even where the server has a curve to relevance")
-    return_highlights: bool | None = Field(None, description="sentences with their part of the score, and the text pruned to the best")
+    raw_scores: bool | None = Field(
+        None, description="the model's score even where the server has a curve to relevance"
+    )
+    return_highlights: bool | None = Field(
+        None, description="sentences with their part of the score, and the text pruned to the best"
+    )
 
     @property
     def common(self) -> dict[str, Any]:

@@ -49,7 +49,11 @@ def cohere_answer(body: CohereBody, answer: RerankAnswer) -> Json:
         if body.return_documents:
             result["document"] = {"text": titles_and_texts(body.documents)[document.index][1]}
         results.append(result | document.extras())
-    meta: Json = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}, "tokens": {"input_tokens": answer.num_tokens}}
+    meta: Json = {
+        "api_version": {"version": "2"},
+        "billed_units": {"search_units": 1},
+        "tokens": {"input_tokens": answer.num_tokens},
+    }
     if answer.is_shortened:
         meta["warnings"] = [WARNING_CUT]
     return {"id": str(uuid.uuid4()), "results": results, "meta": meta}

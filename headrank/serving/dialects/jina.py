@@ -19,9 +19,13 @@ class JinaBody(Options):
     documents: Documents = Field(description="strings, or objects with text and title")
     model: str | None = Field(None, description="ignored: this server has one model")
     top_n: CountOrAll | None = Field(None, description="how many results; 0 or nothing for all")
-    return_documents: bool | None = Field(None, description="put each document's text into its result; default true, as in vLLM")
+    return_documents: bool | None = Field(
+        None, description="put each document's text into its result; default true, as in vLLM"
+    )
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=1 << 31)] | None = Field(
-        None, description="vLLM's: read the first so many tokens of each document and no further chunk; -1 for what the model reads at once"
+        None,
+        description="vLLM's: read the first so many tokens of each document and no further chunk; -1 for what the "
+        "model reads at once",
     )
     truncation: bool | None = Field(None, description="false: a document that would be cut is an error; default true")
 

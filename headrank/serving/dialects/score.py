@@ -1,7 +1,8 @@
 """vLLM's /score and /v1/score: scores in the order of the request, without sorting.
 
-One query with many documents is one list. As many queries as documents are pairs, each a list of one: in a layout whose scores are
-relative to their list (all but the late one) such a number says little, and /info says which layout is served.
+One query with many documents is one list. As many queries as documents are pairs, each a list of one: in a layout whose
+scores are relative to their list (all but the late one) such a number says little, and /info says which layout is
+served.
 """
 
 from __future__ import annotations
@@ -24,12 +25,16 @@ Texts = Annotated[list[Text], Field(min_length=1)]
 class ScoreBody(Body):
     """The request: queries and documents, also as text_1 and text_2 or data_1 and data_2."""
 
-    queries: Text | Texts = Field(validation_alias=AliasChoices("queries", "text_1", "data_1"), description="a string or strings")
+    queries: Text | Texts = Field(
+        validation_alias=AliasChoices("queries", "text_1", "data_1"), description="a string or strings"
+    )
     documents: str | Annotated[list[str], Field(min_length=1)] = Field(
         validation_alias=AliasChoices("documents", "text_2", "data_2"), description="a string or strings"
     )
     model: str | None = Field(None, description="ignored: this server has one model")
-    use_activation: bool | None = Field(None, description="false: the model's score even where the server has a curve to relevance")
+    use_activation: bool | None = Field(
+        None, description="false: the model's score even where the server has a curve to relevance"
+    )
 
     def to_calls(self) -> list[RerankCall]:
         """One list for one query, else a list of one for each pair."""
@@ -44,7 +49,10 @@ class ScoreBody(Body):
                 f"{len(queries)} queries and {len(documents)} documents: give one query, or as many as documents",
                 field="queries",
             )
-        return [RerankCall(query, (("", text),), wants_raw=wants_raw) for query, text in zip(queries, documents, strict=True)]
+        return [
+            RerankCall(query, (("", text),), wants_raw=wants_raw)
+            for query, text in zip(queries, documents, strict=True)
+        ]
 
 
 class ScoreAnswer(Body):

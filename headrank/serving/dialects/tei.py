@@ -15,10 +15,14 @@ class TeiBody(Body):
 
     query: str = Field(min_length=1, description="what to rank by")
     texts: Annotated[list[str], Field(min_length=1)] = Field(description="the documents")
-    raw_scores: bool | None = Field(None, description="the model's score even where the server has a calibrated relevance")
+    raw_scores: bool | None = Field(
+        None, description="the model's score even where the server has a calibrated relevance"
+    )
     return_text: bool | None = Field(None, description="put each text beside its score")
     truncate: bool | None = Field(None, description="false: a text that would be cut is an error; default true")
-    truncation_direction: Literal["left", "right", "Left", "Right"] | None = Field(None, description="which end a cut text loses")
+    truncation_direction: Literal["left", "right", "Left", "Right"] | None = Field(
+        None, description="which end a cut text loses"
+    )
 
     def to_call(self) -> RerankCall:
         """In the server's own words."""

@@ -32,8 +32,13 @@ class OfferedCollection:
     def queries(self, contains: str) -> list[Json]:
         """The first queries that hold every word of ``contains``."""
         words = contains.casefold().split()
-        found = (request for request in self.requests.values() if all(word in request.query.casefold() for word in words))
-        return [{"id": request.query_id, "query": request.query} for request, _ in zip(found, range(_MOST_QUERIES), strict=False)]
+        found = (
+            request for request in self.requests.values() if all(word in request.query.casefold() for word in words)
+        )
+        return [
+            {"id": request.query_id, "query": request.query}
+            for request, _ in zip(found, range(_MOST_QUERIES), strict=False)
+        ]
 
     def candidates(self, query_id: str) -> Json | None:
         """A query with its passages in the order of the run; None where the collection has none."""
@@ -56,6 +61,8 @@ def read_collections(folders: Sequence[str]) -> dict[str, OfferedCollection]:
     for folder in folders:
         collection = Collection.open(folder)
         if collection.name in found:
-            raise InputError(f"`collection` {folder}: a second collection named {collection.name!r}; rename one of the folders")
+            raise InputError(
+                f"`collection` {folder}: a second collection named {collection.name!r}; rename one of the folders"
+            )
         found[collection.name] = OfferedCollection.read(collection)
     return found

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 MOST_SHOWN = 100  # passages of one view: each word carries a number for each head
 _HEADERS = {
     # nothing from elsewhere, and no script but the page's own files; the shades are style attributes
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; "
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -45,7 +46,9 @@ class ShownDocument(DocumentObject):
     """A passage with what the page may say about it."""
 
     id: str | None = Field(None, description="shown beside the passage")
-    grade: Annotated[int, Field(ge=-100, le=100)] | None = Field(None, description="its judged relevance; 1 and more is relevant")
+    grade: Annotated[int, Field(ge=-100, le=100)] | None = Field(
+        None, description="its judged relevance; 1 and more is relevant"
+    )
 
 
 class ViewBody(Options):
@@ -68,16 +71,30 @@ def add_playground(app: FastAPI, server: ServerState, admit: Admit) -> None:
         admit(request)
         return [{"name": name, "queries": len(collection.requests)} for name, collection in collections.items()]
 
-    @app.get("/playground/queries", tags=["playground"], summary="queries of a collection", responses=_errors(400, 401, 403, 404))
+    @app.get(
+        "/playground/queries",
+        tags=["playground"],
+        summary="queries of a collection",
+        responses=_errors(400, 401, 403, 404),
+    )
     async def queries(
-        request: Request, collection: Annotated[str, Query(max_length=200)], contains: Annotated[str, Query(max_length=1000)] = ""
+        request: Request,
+        collection: Annotated[str, Query(max_length=200)],
+        contains: Annotated[str, Query(max_length=1000)] = "",
     ) -> list[Json]:
         admit(request)
         return _found(collections, collection).queries(contains)
 
-    @app.get("/playground/candidates", tags=["playground"], summary="a query with its passages", responses=_errors(400, 401, 403, 404))
+    @app.get(
+        "/playground/candidates",
+        tags=["playground"],
+        summary="a query with its passages",
+        responses=_errors(400, 401, 403, 404),
+    )
     async def candidates(
-        request: Request, collection: Annotated[str, Query(max_length=200)], query: Annotated[str, Query(max_length=200)]
+        request: Request,
+        collection: Annotated[str, Query(max_length=200)],
+        query: Annotated[str, Query(max_length=200)],
     ) -> Json:
         admit(request)
         found = _found(collections, collection).candidates(query)
@@ -85,7 +102,12 @@ def add_playground(app: FastAPI, server: ServerState, admit: Admit) -> None:
             raise Problem(404, "no such query with candidates in this collection", field="query")
         return found
 
-    @app.post("/playground/view", tags=["playground"], summary="a ranking with shaded words, as HTML within JSON", responses=ERRORS)
+    @app.post(
+        "/playground/view",
+        tags=["playground"],
+        summary="a ranking with shaded words, as HTML within JSON",
+        responses=ERRORS,
+    )
     async def view(request: Request, body: ViewBody) -> Response:
         client = admit(request)
         service, _ = server.ready()

@@ -14,5 +14,7 @@ class Float8CurrentScaling:
 
 
 recipe = SimpleNamespace(
-    DelayedScaling=DelayedScaling, Float8CurrentScaling=Float8CurrentScaling, Format=SimpleNamespace(E4M3="e4m3", HYBRID="hybrid")
+    DelayedScaling=DelayedScaling,
+    Float8CurrentScaling=Float8CurrentScaling,
+    Format=SimpleNamespace(E4M3="e4m3", HYBRID="hybrid"),
 )

@@ -1,1 +1,3 @@
-"""A stand-in for NVIDIA's apex on machines without a GPU: what Megatron-Core takes from it where Transformer Engine is absent."""
+"""A stand-in for NVIDIA's apex on machines without a GPU: what Megatron-Core takes from it where Transformer Engine
+is absent.
+"""

@@ -1,4 +1,6 @@
-"""The modules that Megatron-Core builds in bf16 training, with Transformer Engine's argument names and parameter names."""
+"""The modules that Megatron-Core builds in bf16 training, with Transformer Engine's argument names and parameter
+names.
+"""
 
 from types import SimpleNamespace
 
@@ -7,7 +9,9 @@ import torch.nn.functional as F
 
 from transformer_engine.pytorch.fp8 import FP8GlobalStateManager, fp8_autocast  # noqa: F401
 
-ops = SimpleNamespace(SwiGLU=None, GEGLU=None, ReGLU=None, GELU=None, ReLU=None, Sequential=torch.nn.Sequential, FusibleOperation=object)
+ops = SimpleNamespace(
+    SwiGLU=None, GEGLU=None, ReGLU=None, GELU=None, ReLU=None, Sequential=torch.nn.Sequential, FusibleOperation=object
+)
 
 
 class _Module(torch.nn.Module):
@@ -19,7 +23,16 @@ class _Module(torch.nn.Module):
 
 
 class RMSNorm(_Module):
-    def __init__(self, hidden_size, eps=1e-5, sequence_parallel=False, params_dtype=None, zero_centered_gamma=False, device="cuda", **_):
+    def __init__(
+        self,
+        hidden_size,
+        eps=1e-5,
+        sequence_parallel=False,
+        params_dtype=None,
+        zero_centered_gamma=False,
+        device="cuda",
+        **_,
+    ):
         super().__init__()
         self.eps = eps
         self.weight = torch.nn.Parameter(torch.ones(hidden_size, device=device))
@@ -72,7 +85,12 @@ class Linear(_Module):
         rng_tracker_name=None,
     ):
         super().__init__()
-        self.in_features, self.out_features, self.use_bias, self.return_bias = in_features, out_features, bias, return_bias
+        self.in_features, self.out_features, self.use_bias, self.return_bias = (
+            in_features,
+            out_features,
+            bias,
+            return_bias,
+        )
         self.sequence_parallel, self.tp_group, self.parallel_mode = sequence_parallel, tp_group, parallel_mode
         axis = {"column": 0, "row": 1}.get(parallel_mode)
         shape = [out_features, in_features]
@@ -81,7 +99,8 @@ class Linear(_Module):
         self.weight = torch.nn.Parameter(torch.empty(shape, dtype=params_dtype, device=device))
         if init_method is not None:
             init_method(self.weight)
-        from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes  # Megatron imports this module first
+        # Megatron imports this module first
+        from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 
         set_tensor_model_parallel_attributes(self.weight, axis is not None, axis or 0, 1)
         self.is_fused = fuse_wgrad_accumulation
@@ -96,7 +115,9 @@ class Linear(_Module):
         is_split = self.sequence_parallel and self.parallel_mode is not None
         if self.parallel_mode == "column":
             whole = (
-                tensor_parallel.gather_from_sequence_parallel_region if is_split else tensor_parallel.copy_to_tensor_model_parallel_region
+                tensor_parallel.gather_from_sequence_parallel_region
+                if is_split
+                else tensor_parallel.copy_to_tensor_model_parallel_region
             )
             x = whole(x, group=self.tp_group)
         if FP8GlobalStateManager.is_fp8_enabled():
@@ -144,7 +165,9 @@ class GroupedLinear(_Module):
 
 
 class DotProductAttention(_Module):
-    def __init__(self, num_attention_heads, kv_channels, num_gqa_groups=None, softmax_scale=None, attn_mask_type="causal", **_):
+    def __init__(
+        self, num_attention_heads, kv_channels, num_gqa_groups=None, softmax_scale=None, attn_mask_type="causal", **_
+    ):
         super().__init__()
         assert attn_mask_type == "causal"
         self.scale = softmax_scale
