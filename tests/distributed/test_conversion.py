@@ -149,7 +149,7 @@ def test_headrank_json_and_the_model_card_state_heads_prompt_and_training(traine
     assert values["training"]["progress"] == {"iteration": 3} and values["training"]["config"] == {"lr": 1e-3}
     assert values["heads"]["model"] == "tied-g2"  # without the path
     card = (place / kind / "README.md").read_text()
-    assert "\npipeline_tag: text-ranking\n" in card and "HeadRankReranker.from_pretrained(snapshot_download(" in card
+    assert "\npipeline_tag: text-ranking\n" in card and "HeadRankReranker.from_pretrained(" in card
     assert "L1-H0, L1-H5, L2-H3, L2-H6" in card and str(place) not in card
 
 
@@ -182,7 +182,7 @@ def test_an_export_never_replaces_a_directory_unasked(checked):
 
 
 def test_truncating_without_heads_says_what_is_missing(checked):
-    assert "--heads heads.json" in checked[2]["truncate without heads"]
+    assert "a heads.json with `heads`" in checked[2]["truncate without heads"]
 
 
 def test_torn_checkpoints_are_skipped_with_a_warning(checked):

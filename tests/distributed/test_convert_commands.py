@@ -91,7 +91,7 @@ def test_the_exports_hold_the_models_weights(alone, place):
     assert set(full) == set(expected) and all(torch.equal(full[name], tensor) for name, tensor in expected.items())
     assert all(torch.equal(half[name], tensor.bfloat16()) for name, tensor in expected.items())
     assert json.loads((place / "half" / "config.json").read_text())["dtype"] == "bfloat16"
-    assert 'snapshot_download("org/tiny")' in (place / "full" / "README.md").read_text()
+    assert 'HeadRankReranker.from_pretrained("org/tiny")' in (place / "full" / "README.md").read_text()
 
 
 def test_full_and_truncated_exports_rank_alike(alone, place):
