@@ -67,7 +67,7 @@ def test_scores_are_those_of_transformers(runs, toy) -> None:
     reranker = HeadRankReranker.from_pretrained(str(toy.model), heads=str(toy.heads), device="cpu")
     lists = {row["context_id"]: row for row in map(json.loads, (toy.train / "contexts.jsonl").read_text().splitlines())}
     rows = [json.loads(line) for line in (place / "both" / "reference_scores.jsonl").read_text().splitlines()[1:]]
-    assert len(rows) == len(lists)
+    assert len(rows) == 2  # the lists that two steps saw
     for row in rows:
         documents = [document["text"] for document in lists[row["context_id"]]["documents"]]
         expected = reranker.score(lists[row["context_id"]]["query"], documents)
