@@ -6,7 +6,7 @@ import argparse
 import difflib
 import re
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 class InputError(ValueError):
@@ -39,6 +39,15 @@ class OneLineParser(argparse.ArgumentParser):
             return next((option for option in (f"--{name}", f"--headrank-{name}") if option in known), found[0])
 
         return re.sub(r"`([a-z][a-z_]*)`", flag, message)
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """A flag's value; an InputError of its type function keeps its words, though argparse takes it for a ValueError."""
+        try:
+            return self._registry_get("type", action.type, action.type)(arg_string)
+        except InputError:
+            raise
+        except (argparse.ArgumentTypeError, TypeError, ValueError):
+            return super()._get_value(action, arg_string)  # says what is wrong, as argparse does
 
     def error(self, message: str) -> NoReturn:
         """Say it and exit with 2."""

@@ -124,7 +124,7 @@ def test_an_exported_adapter_is_written_again_with_other_heads(results, place):
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("no adapters", "holds no adapters (--headrank-lora-rank was 0); leave the flag out"),
+        ("no adapters", "holds no adapters (its training had none); leave it out"),
         ("cut", "so --truncate has no meaning with it"),
         ("of another", "adapts a weight [64, 96], which the base model does not have there"),
         ("as a base", "an adapter without weights; give its base model"),
