@@ -7,7 +7,7 @@ VENV ?= .venv
 TP ?= 1
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
-PROCESSES ?= 1
+PROCESSES ?= 2
 DEMO_ARGS ?=
 LOAD_REQUESTS ?= 2000
 LOAD_ARGS ?=
@@ -50,7 +50,7 @@ setup-dev: $(DEV_STAMP) ## the same and the tools for tests and lint
 demo: $(RUN_STAMP) ## the main job on the embedded model: pairs, heads, training, export, reranking, report
 	'$(BIN)/headrank' experiment run configs/demo.yaml --set training.tensor_parallel=$(TP) $(DEMO_ARGS)
 
-test: $(DEV_STAMP) ## all tests: unit, distributed, end to end; PROCESSES=2 runs two files at a time
+test: $(DEV_STAMP) ## all tests: unit, distributed, end to end; two files at a time (PROCESSES=1 for one)
 	'$(BIN)/python' -m pytest $(PYTEST_PARALLEL) $(PYTEST_ARGS)
 
 test-unit: $(DEV_STAMP) ## the fast loop
@@ -82,7 +82,7 @@ fuzz: $(DEV_STAMP) ## requests made from the OpenAPI description of 'headrank se
 		'$(BIN)/python' -m pytest tests/end_to_end/test_serving_fuzz.py $(PYTEST_ARGS)
 
 results-page: $(RUN_STAMP) ## write the tables of README.md and docs/results.md from results/
-	'$(BIN)/python' docs/results_tables.py
+	'$(BIN)/python' -m docs.results_tables
 
 lint: $(DEV_STAMP) ## ruff, mypy, shellcheck
 	'$(BIN)/ruff' check .

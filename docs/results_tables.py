@@ -1,5 +1,4 @@
-"""Write the tables of README.md and of pages of docs/ from results/: python docs/results_tables.py [--check] [--add
-FOLDER]
+"""Write the tables of README.md and of pages of docs/: python -m docs.results_tables [--check] [--add FOLDER]
 
 Each table stands between two marker comments and is replaced whole; the text around it is left alone. ``--check``
 writes nothing and fails when a page is not current (`make results-page` writes, a test checks). ``--add FOLDER`` first
@@ -9,32 +8,31 @@ takes the cells below a folder of 'headrank benchmark run' into results/cells.js
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-from headrank.evaluation.significance import bootstrap_interval
+from docs.readout_tables import readout_floors, readout_models, readout_sizes, readouts
+from docs.result_cells import (
+    COLLECTIONS,
+    DEEP,
+    RESULTS,
+    ROOT,
+    PerQuery,
+    Row,
+    average,
+    difference,
+    kept,
+    markdown,
+    mean,
+    per_query,
+)
 from headrank.experiments.cell_archive import CELLS, ArchivedCell, read_archive, write_archive
-from headrank.experiments.cells import Cell, find_cells
+from headrank.experiments.cells import find_cells
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "results"
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("results", "readouts", "teacher_training")))
-
-COLLECTIONS = {  # title -> benchmark, measure
-    "TREC DL 2019": ("dl19", "nDCG@10"),
-    "HotpotQA, Recall@5": ("hotpotqa100", "R@5"),
-    "NFCorpus": ("nfcorpus", "nDCG@10"),
-    "NovelEval": ("noveleval", "nDCG@10"),
-}
-DEEP = ("TREC DL 2019", "NFCorpus")  # the collections with 40 candidates per query
-Row = tuple[str, str, str]  # model, method, order: one row of a table, all of its seeds
-PerQuery = Mapping[str, float]
 
 BM25: Row = ("first-stage", "bm25", "retriever")
 OURS: Row = ("trained", "headrank+trained", "retriever")
@@ -79,57 +77,6 @@ FUSIONS = {
     "HeadRank's heads, untrained + BM25": UNTRAINED_FUSED,
     "HeadRank + BM25": FUSED,
 }
-
-
-@lru_cache(maxsize=1)
-def cells() -> dict[tuple[str, int, Row], list[Cell]]:
-    """(benchmark, depth, row) -> its seeds. The folder names of the study tell rows of one model and method apart."""
-    found: dict[tuple[str, int, Row], list[Cell]] = {}
-    for cell in read_archive(RESULTS):
-        assert isinstance(cell, ArchivedCell)
-        folder = cell.place.split("/")[2]
-        depth, order = cell.condition
-        found.setdefault((cell.benchmark, depth, (folder, cell.method, order)), []).append(cell)
-    return found
-
-
-def per_query(title: str, row: Row, depth: int, words: str = "") -> dict[str, float] | None:
-    """The row's value of every query, its mean over the seeds, in percent; None where it was not run. ``words`` is
-    "" or SHORT.
-    """
-    benchmark, measure = COLLECTIONS[title]
-    seeds = [cell.per_query(measure) for cell in cells().get((benchmark + words, depth, row), [])]
-    if not seeds:
-        return None
-    return {query_id: 100 * fmean(seed[query_id] for seed in seeds) for query_id in seeds[0]}
-
-
-def mean(title: str, row: Row, depth: int) -> str:
-    """53.5, or '-' where the row was not run."""
-    values = per_query(title, row, depth)
-    return "-" if values is None else f"{fmean(values.values()):.1f}"
-
-
-def difference(one: PerQuery | None, other: PerQuery | None) -> str:
-    """one minus other over the queries: '+4.0 [1.3, 6.8]', bold when the 95% bootstrap interval excludes zero."""
-    if one is None or other is None:
-        return "-"
-    assert one.keys() == other.keys(), "a difference needs the same queries"
-    values = [one[query_id] - other[query_id] for query_id in one]
-    low, high = bootstrap_interval(values)
-    text = f"{fmean(values):+.1f} [{round(low, 1) + 0.0:.1f}, {round(high, 1) + 0.0:.1f}]"  # + 0.0: no "-0.0"
-    return f"**{text}**" if low > 0 or high < 0 else text
-
-
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """One Markdown table, numbers to the right."""
-    lines = [list(header), ["---", *["---:"] * (len(header) - 1)], *map(list, rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def average(row: Row) -> str:
-    """Mean over the four collections at depth 20, each counting once."""
-    return f"{fmean(fmean((per_query(title, row, 20) or {}).values()) for title in COLLECTIONS):.1f}"
 
 
 def summary() -> str:
@@ -208,12 +155,6 @@ def fusion(depth: int) -> str:
     return markdown([f"depth {depth}", *titles], lines)
 
 
-def kept(file: str) -> dict[str, PerQuery]:
-    """name -> query id -> percent, of one of the JSON files of results/."""
-    values = json.loads((RESULTS / file).read_text(encoding="utf-8"))["per_query"]
-    return {name: {query_id: 100 * value for query_id, value in row.items()} for name, row in values.items()}
-
-
 def ablations() -> str:
     """One thing left out at a time, on TREC DL 2019."""
     values = kept("ablations.json")
@@ -259,100 +200,6 @@ def cross_validation() -> str:
     return markdown(
         ["103 held-out training queries, depth 20", "NDCG@10", "minus BM25 (95% CI)", "minus untrained (95% CI)"], lines
     )
-
-
-def fit_report(name: str) -> dict[str, Any]:
-    """What `headrank select-heads --method readout --report` wrote."""
-    values: dict[str, Any] = json.loads((RESULTS / "readouts" / f"{name}.json").read_text(encoding="utf-8"))
-    return values
-
-
-def has_fit(name: str) -> bool:
-    """Whether that fit was kept."""
-    return (RESULTS / "readouts" / f"{name}.json").is_file()
-
-
-def fit_row(name: str, layers: int, groups: int | None, *, with_length: bool = False) -> dict[str, Any]:
-    """The row of a size; the one with the log of the length beside the heads where that is asked for."""
-    wanted = (layers, groups, with_length)
-    return next(row for row in fit_report(name)["rows"] if (row["layers"], row["groups"], row["with_length"]) == wanted)
-
-
-FITS = {  # label -> report, layers, groups, the log of the length too
-    "late layout, all heads (`full`)": ("late", 30, None, False),
-    "late layout, all heads of 20 layers": ("late", 20, None, False),
-    "the same and the log of the passage's length": ("late", 20, None, True),
-    "late layout, 20 layers, 16 groups (`fast`)": ("late-fast", 20, 16, False),
-    "parallel layout, all heads": ("parallel", 30, None, False),
-}
-
-
-def readouts() -> str:
-    """Nested cross-validation of the untouched model."""
-    bm25, full = fit_report("late")["first_stage"], fit_row("late", 30, None)
-    lines = [["BM25", f"{bm25['quality']:.1f}", *(f"{value:.1f}" for value in bm25["by_collection"].values()), "", ""]]
-    for label, (name, layers, groups, with_length) in FITS.items():
-        if has_fit(name):
-            row = fit_row(name, layers, groups, with_length=with_length)
-            tests = [difference(row["per_query"], other["per_query"]) for other in (bm25, full)]
-            numbers = [f"{value:.1f}" for value in (row["quality"], *row["by_collection"].values())]
-            lines.append([label, *numbers, tests[0], "" if row == full else tests[1]])
-    names = [f"of it {name}" for name in bm25["by_collection"]]
-    header = [
-        "103 held-out queries, top 40, 64 words",
-        "NDCG@10",
-        *names,
-        "minus BM25 (95% CI)",
-        "minus late `full` (95% CI)",
-    ]
-    return markdown(header, lines)
-
-
-def readout_sizes() -> str:
-    """Depth in the late layout."""
-    rows = [row for row in fit_report("late")["rows"] if not row["with_length"]]
-    best = rows[-1]["per_query"]
-    return markdown(
-        ["layers computed", "NDCG@10", "minus all layers (95% CI)"],
-        [
-            [str(row["layers"]), f"{row['quality']:.1f}", difference(row["per_query"], best) if row != rows[-1] else ""]
-            for row in rows
-        ],
-    )
-
-
-def readout_floors() -> str:
-    """The floor under the log, each fitted and measured for itself."""
-    names = [f"floor-{floor}" for floor in ("0", "0.03", "0.1", "0.3", "1") if has_fit(f"floor-{floor}")]
-    reports = {name.removeprefix("floor-"): fit_report(name) for name in names}
-    columns = list(next(iter(reports.values()))["first_stage"]["by_collection"]) if reports else []
-    rows = {floor: report["rows"][0]["by_collection"] for floor, report in reports.items()}
-    return markdown(
-        ["floor f", *columns], [[floor, *(f"{row[column]:.1f}" for column in columns)] for floor, row in rows.items()]
-    )
-
-
-MODELS = {  # label -> report, parameters without embeddings in millions, as their configurations give them
-    "Gemma 3 270M": ("model-gemma3-270m", 100),
-    "SmolLM2-135M": ("model-smollm2-135m", 106),
-    "Qwen2.5-Coder 0.5B": ("model-qwen2.5-coder-0.5b", 358),
-    "Qwen2.5-Coder 1.5B": ("model-qwen2.5-coder-1.5b", 1311),
-}
-
-
-def readout_models() -> str:
-    """Four models, each with a readout of its own."""
-    lines = []
-    for label, (name, size) in MODELS.items():
-        if not has_fit(name):
-            continue
-        report = fit_report(name)
-        row, bm25 = max(report["rows"], key=lambda row: row["layers"]), report["first_stage"]
-        test = difference(row["per_query"], bm25["per_query"])
-        numbers = [str(row["layers"]), str(len(row["per_query"])), f"{bm25['quality']:.1f}", f"{row['quality']:.1f}"]
-        lines.append([label, f"{size}M", *numbers, test])
-    header = ["model", "without embeddings", "layers", "lists", "BM25", "late readout", "minus BM25 (95% CI)"]
-    return markdown(header, lines) if lines else "None has been measured yet."
 
 
 TABLES: dict[str, Callable[[], str]] = {

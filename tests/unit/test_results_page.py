@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -23,12 +22,10 @@ RESULTS = ROOT / "results"
 
 @pytest.fixture(scope="module")
 def tables() -> ModuleType:
-    """docs/results_tables.py, which is a script and no package."""
-    spec = importlib.util.spec_from_file_location("results_tables", ROOT / "docs" / "results_tables.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """docs/results_tables.py: docs/ is no installed package."""
+    from docs import results_tables
+
+    return results_tables
 
 
 def table_with(page: str, head: str) -> dict[str, list[str]]:
