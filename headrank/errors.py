@@ -41,7 +41,7 @@ class OneLineParser(argparse.ArgumentParser):
         return re.sub(r"`([a-z][a-z_]*)`", flag, message)
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        """A flag's value; an InputError of its type function keeps its words, though argparse takes it for a ValueError."""
+        """A flag's value; an InputError of its type function keeps its words, where argparse has its own."""
         try:
             return self._registry_get("type", action.type, action.type)(arg_string)
         except InputError:
